@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
@@ -128,6 +128,11 @@ def statuses(result: Result) -> set[str]:
     return {request.status for request in result.requests}
 
 
+def ends(result: Result) -> list[tuple[object, ...]]:
+    """How each request ended, with its tokens."""
+    return [(row.id, row.status, row.reason, row.token_ids) for row in result.requests]
+
+
 class InFlight(Observer):
     """Counts the results that are launched and not settled."""
 
@@ -158,10 +163,13 @@ def prepared_run(question: Resolved) -> Iterator[tuple[Machine, PreparedRun]]:
         yield machine, PreparedRun(question, machine, sink)
 
 
-def schedbench(*arguments: str | Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """The command line, as a process of its own."""
+def schedbench(
+    *arguments: str | Path, env: dict[str, str] | None = None, ranks: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The command line, as a process of its own, or as so many that torchrun starts."""
+    launched = ("torchrun", f"--nproc-per-node={ranks}", "-m", "schedbench")
     return subprocess.run(
-        command_line(*arguments),
+        command_line(*arguments, program=("schedbench",) if ranks is None else launched),
         capture_output=True,
         text=True,
         env=plain_environment(env),
@@ -170,8 +178,9 @@ def schedbench(*arguments: str | Path, env: dict[str, str] | None = None) -> sub
     )
 
 
-def command_line(*arguments: str | Path) -> list[str]:
-    return [str(Path(sys.executable).with_name("schedbench")), *map(str, arguments)]
+def command_line(*arguments: str | Path, program: Sequence[str] = ("schedbench",)) -> list[str]:
+    """``program``: what is installed beside Python, with its own arguments."""
+    return [str(Path(sys.executable).with_name(program[0])), *program[1:], *map(str, arguments)]
 
 
 def plain_environment(env: dict[str, str] | None = None) -> dict[str, str]:

@@ -9,8 +9,8 @@ import pytest
 
 from schedbench.profiles.record.result import Result
 from schedbench.sched.relay.states import states
-from tests.acceptance.cells import SCHEDULE, Ask, copies, place, steps, times, waits, waits_of
-from tests.acceptance.runs import OUTGROWING, digest_of, known_result, result_of, statuses, value
+from tests.acceptance.cells import SCHEDULE, Ask, has_copies_and_their_waits, place, steps, times
+from tests.acceptance.runs import OUTGROWING, digest_of, ends, known_result, result_of, statuses, value
 from tests.acceptance.test_disagg_cells import LATEST, PREBUILT
 from tests.acceptance.test_hisparse_cells import TOKEN
 
@@ -74,9 +74,7 @@ def test_aborted_requests_end_as_with_one_worker(after: int) -> None:
     abort = f"workload.abort={{fraction: 0.5, after_tokens: {after}}}"
     result, alone = result_of("disagg_hisparse", *OUTGROWING, abort), dense(abort)
     assert statuses(result) == {"finished", "aborted"}
-    assert [(row.id, row.status, row.token_ids) for row in result.requests] == [
-        (row.id, row.status, row.token_ids) for row in alone.requests
-    ]
+    assert ends(result) == ends(alone)
 
 
 def hosted(ask: Ask, prompt: int, state: str) -> Result:
@@ -107,8 +105,7 @@ def test_admission_writes_kv_to_the_host_directly(ask: Ask, state: str, prompt: 
     that fits into a hot buffer is copied into it."""
     result = hosted(ask, prompt, state)
     wanted = times(steps(result, "prebuilt"), LATEST if state == "latest" else PREBUILT)
-    assert copies(result, "prebuilt") == wanted
-    assert waits(result, "prebuilt") == waits_of(wanted)
+    has_copies_and_their_waits(result, "prebuilt", wanted)
     written = {("KVTransfer.write_host", "none", "transfer"): 3 * prompt * TOKEN * LAYERS}
     filled = {("KVTransfer.preload", "prebuilt", SCHEDULE): 3 * prompt * TOKEN * LAYERS}
     assert by_kernels(result) == (written | filled if prompt <= 48 else written)

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -14,12 +10,12 @@ from schedbench.profiles.platform.machine import MachineError
 from schedbench.profiles.ranks import nixl
 from schedbench.profiles.record.result import Abstained, Hazards, Result
 from tests.acceptance.runs import (
-    digest,
     digest_of,
     executed,
-    plain_environment,
+    known_digest,
     resolved,
     result_of,
+    schedbench,
     statuses,
     value,
 )
@@ -42,9 +38,8 @@ def processes(scenario: str, *overrides: str) -> Result:
     return executed(question, world="distributed", hazards=True, save_tokens=True)
 
 
-@cache
 def alone(scenario: str) -> str:
-    return digest(scenario, *FEW)
+    return known_digest(scenario, *FEW)
 
 
 @pytest.mark.wide
@@ -110,25 +105,14 @@ def test_nixl_needs_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         result_of("mixed", *FEW, NIXL)
 
 
-def torchrun(count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    launcher = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", str(count), "-m"]
-    return subprocess.run(
-        [*launcher, "schedbench", "run", *arguments],
-        capture_output=True,
-        text=True,
-        env=plain_environment({"OMP_NUM_THREADS": "1"}),
-        timeout=100,
-        check=False,
-    )
-
-
 @wide
 def test_torchrun_starts_the_ranks() -> None:
-    settings = [word for each in (PAIR, *FEW) for word in ("--set", each)]
-    done = torchrun(3, "mixed", "--world", "distributed", "--format", "json", *settings)
+    asked = ("run", "mixed", "--world", "distributed", *(f"--set={each}" for each in (PAIR, *FEW)))
+    environment = {"OMP_NUM_THREADS": "1"}
+    done = schedbench(*asked, "--format", "json", env=environment, ranks=3)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["outputs"]["digest"] == alone("mixed")
-    few = torchrun(2, "mixed", "--world", "distributed", *settings)
+    few = schedbench(*asked, env=environment, ranks=2)
     assert (
         "2 processes were started, and the scenario has 3 ranks (prefill 0, decode 0, router)" in few.stderr
     )

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import pytest
 
 from schedbench.profiles.record.result import Abstained
-from tests.acceptance.runs import SMALL, digest, digest_of, known_digest, result_of, statuses, value
+from tests.acceptance.runs import (
+    SMALL,
+    digest,
+    digest_of,
+    each_state,
+    known_digest,
+    result_of,
+    statuses,
+    value,
+)
 
 PAIR = "engine.disaggregation={mode: pair}"
 FOUR = "engine.disaggregation={mode: pair, prefill: 2, decode: 2}"
@@ -49,12 +56,9 @@ reference = partial(known_digest, "mixed", *FEWER)
 LATER = ("serial", "chunks", "warmed up", "pages", "four", "unchunked", "no cache")
 
 
-def wide(name: str, later: Sequence[str]) -> Any:
-    """The ways in ``later`` run in ``make wide``."""
-    return pytest.param(name, marks=pytest.mark.wide) if name in later else name
-
-
-@pytest.mark.parametrize("way", [wide(way, LATER) for way in WAYS])
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=pytest.mark.wide) if way in LATER else way for way in WAYS]
+)
 def test_the_tokens_are_those_of_one_worker(way: str) -> None:
     plain = (NONE,) if NONE in WAYS[way] else ()
     result = result_of("mixed", *FEWER, *WAYS[way])
@@ -62,14 +66,8 @@ def test_the_tokens_are_those_of_one_worker(way: str) -> None:
     assert digest_of(result) == reference(*plain)
 
 
-@pytest.mark.parametrize(
-    "state",
-    [
-        wide(state, ("pr25774", "pr25944-before", "pr26020"))
-        for state in ("pr25774-before", "pr25774", "pr25944-before", "pr25944", "pr26020", "pr26425")
-    ],
-)
-@pytest.mark.parametrize("overlap", ["true", wide("false", ("false",))])
+@pytest.mark.parametrize("state", each_state("pr25774-before", "pr25944", "pr26425"))
+@pytest.mark.parametrize("overlap", ["true", pytest.param("false", marks=pytest.mark.wide)])
 def test_every_state_has_the_tokens_of_one_worker(state: str, overlap: str) -> None:
     ways = (PAIR, NONE, f"engine.relay={state}", f"engine.overlap={overlap}")
     assert digest("mixed", *FEWER, "workload.requests=6", *ways) == reference(NONE, "workload.requests=6")
@@ -83,25 +81,6 @@ def test_retraction_to_the_host_changes_no_token(way: tuple[str, ...]) -> None:
     result = result_of("mixed", *SMALL, *TIGHT, *way)
     assert value(result, "retractions") > 0
     assert digest_of(result) == digest("mixed", *SMALL, *plain)
-
-
-@pytest.mark.parametrize("after", [0, 3])
-def test_aborted_requests_end_as_with_one_worker(after: int) -> None:
-    abort = f"workload.abort={{fraction: 0.5, after_tokens: {after}}}"
-    result, alone = result_of("mixed", *FEWER, PAIR, abort), result_of("mixed", *FEWER, abort)
-    assert statuses(result) == {"finished", "aborted"}
-    assert [(row.id, row.status, row.reason, row.token_ids) for row in result.requests] == [
-        (row.id, row.status, row.reason, row.token_ids) for row in alone.requests
-    ]
-
-
-def test_requests_too_long_for_the_pool_are_refused_as_with_one_worker() -> None:
-    tight = ("engine.kv_tokens=128", "workload.prompt_tokens={dist: uniform, min: 16, max: 120}")
-    result, alone = result_of("mixed", *FEWER, PAIR, *tight), result_of("mixed", *FEWER, *tight)
-    assert "refused" in statuses(result)
-    assert [(row.status, row.reason) for row in result.requests] == [
-        (row.status, row.reason) for row in alone.requests
-    ]
 
 
 @pytest.mark.parametrize("scenario", ["grammar", "penalties"])

@@ -30,6 +30,7 @@ SMALL = (
 )
 TWO, FOUR = "engine.data_parallel.ranks=2", "engine.data_parallel.ranks=4"
 NONE = ("device.values=none",)
+SAMPLING = "workload.sampling"
 SERIAL = ("engine.overlap=false",)
 EAGER = ("engine.cuda_graph=false",)
 SHARED = (*EAGER, "engine.data_parallel.mlp=shared")
@@ -85,20 +86,21 @@ def test_every_state_has_the_tokens_of_one_rank_in_every_mode(
 
 
 @pytest.mark.parametrize(
-    "sampling",
+    "mode",
     [
-        "{temperature: 0.8, top_p: 0.9, presence_penalty: 0.4, logprobs: true}",
-        "{temperature: 0.7, grammar: {regex: '[0-9]{1,9}'}}",
+        (
+            "mixed",
+            *SMALL,
+            f"{SAMPLING}={{temperature: 0.8, top_p: 0.9, presence_penalty: 0.4, logprobs: true}}",
+        ),
+        ("mixed", *SMALL, f"{SAMPLING}={{temperature: 0.7, grammar: {{regex: '[0-9]{{1,9}}'}}}}"),
+        ("faults/hosting",),
     ],
+    ids=["sampling", "grammar", "KV on the host"],
 )
-def test_sampling_gives_the_tokens_of_one_rank(sampling: str) -> None:
-    knobs = (f"workload.sampling={sampling}", "engine.relay=latest", "workload.requests=5")
-    assert digest("mixed", *SMALL, TWO, *knobs) == alone(*knobs)
-
-
-def test_kv_on_the_host_gives_the_tokens_of_one_rank() -> None:
-    few = ("engine.relay=latest", "workload.requests=5")
-    assert digest("faults/hosting", *few, TWO) == digest("faults/hosting", *few)
+def test_a_mode_gives_the_tokens_of_one_rank(mode: tuple[str, ...]) -> None:
+    few = (*mode, "engine.relay=latest", "workload.requests=5")
+    assert digest(*few, TWO) == digest(*few)
 
 
 @pytest.mark.wide
@@ -115,12 +117,6 @@ def test_retraction_changes_no_token() -> None:
     result = result_of("mixed", *SMALL, *tight, *growing, TWO)
     assert value(result, "retractions") > 0 and statuses(result) == {"finished"}
     assert digest_of(result) == alone(*growing)
-
-
-def test_aborted_requests_end_once() -> None:
-    result = result_of("mixed", *SMALL, TWO, "workload.abort={fraction: 0.5, after_tokens: 2}")
-    assert statuses(result) == {"finished", "aborted"}
-    assert [request.id for request in result.requests] == [f"r{k}" for k in range(6)]
 
 
 def test_ranks_without_requests_take_part_in_every_step() -> None:

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from schedbench.profiles.record.result import RequestRow, Result
-from tests.acceptance.runs import SMALL, known_result, result_of
+from tests.acceptance.runs import SMALL, ends, known_result, result_of, statuses
 
 LOOPS = ("engine.overlap=true", "engine.overlap=false")
 FEW = (*SMALL, "workload.requests=8", "workload.output_tokens={dist: uniform, min: 12, max: 24}")
@@ -63,3 +63,31 @@ class TestAbort:
 def _first(row: RequestRow, count: int) -> tuple[int, ...]:
     assert row.token_ids is not None
     return row.token_ids[:count]
+
+
+SEVERAL = {
+    "stages": "engine.pipeline.stages=2",
+    "ranks": "engine.data_parallel.ranks=2",
+    "replicas": "engine.replicas=2",
+    "workers": "engine.disaggregation={mode: pair}",
+}
+REFUSING = (*FEW, "engine.kv_tokens=224", "workload.prompt_tokens={dist: uniform, min: 16, max: 120}")
+
+
+@pytest.mark.parametrize("several", SEVERAL)
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [(aborting(0), "aborted"), (aborting(3), "aborted"), (REFUSING, "refused")],
+    ids=["aborted at once", "aborted later", "too long"],
+)
+def test_requests_end_once_and_as_in_one_engine(several: str, how: Sequence[str], status: str) -> None:
+    """The end of a request lets its client send another one."""
+    base = (
+        "model.preset=tiny-deep",
+        "engine.overlap=auto",
+        "engine.chunked_prefill_size=64",
+        "workload.arrival={process: closed, concurrency: 3}",
+    )
+    result, alone = result_of("mixed", *how, *base, SEVERAL[several]), known_result("mixed", *how, *base)
+    assert statuses(result) == {"finished", status}
+    assert ends(result) == ends(alone)

@@ -105,11 +105,6 @@ def test_retraction_changes_no_token(stages: str) -> None:
     assert digest_of(result) == alone(*growing)
 
 
-def test_aborted_requests_end_on_every_stage() -> None:
-    result = result_of("mixed", *SMALL, TWO, "workload.abort={fraction: 0.5, after_tokens: 2}")
-    assert statuses(result) == {"finished", "aborted"}
-
-
 @pytest.mark.wide
 def test_shipped_pipelines_finish_every_request() -> None:
     for name in ("pp2", "pp4_mixed"):

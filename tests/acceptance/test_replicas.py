@@ -47,13 +47,6 @@ def test_a_replica_without_requests_makes_no_step() -> None:
     assert [bool(rank.per_step) for rank in result.ranks] == [True, True, False]
 
 
-def test_aborted_requests_end_once() -> None:
-    gone = ("workload.abort={fraction: 0.5, after_tokens: 3}", "workload.output_tokens=12")
-    result = result_of("mixed", *FEWER, *gone, NONE, replicas(2))
-    assert statuses(result) == {"aborted", "finished"}
-    assert len({row.id for row in result.requests}) == 10
-
-
 def test_two_replicas_shorten_the_queue_without_a_transfer() -> None:
     one = result_of("mixed", *FEWER, NONE)
     two = result_of("mixed", *FEWER, NONE, replicas(2))
