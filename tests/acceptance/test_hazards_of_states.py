@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Hazards, Result
 from schedbench.profiles.run.declared_hazards import SIGNS
 from schedbench.sched.batch import FutureIndices, ScheduleBatch
@@ -45,7 +44,6 @@ FIFTY = (
     "engine.max_running_requests=50",
     "measure.warmup_requests=0",
 )
-PAGED = "engine.page_size=16"
 
 
 def watched(scenario: str, *overrides: str, hazards: bool = True) -> Result:
@@ -55,63 +53,52 @@ def watched(scenario: str, *overrides: str, hazards: bool = True) -> Result:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("device.values=real",),
-        (PAGED,),
-        ("engine.mixed_chunk=false",),
-        ("engine.radix_cache=false", "engine.chunked_prefill_size=64"),
-        ("engine.cuda_graph=false",),
-        ("engine.overlap=false",),
-        ("engine.kv_tokens=600", "engine.schedule_conservativeness=0.05"),
+        *(
+            ("mixed", *CROWD, *settings)
+            for settings in (
+                ("device.values=real",),
+                ("engine.page_size=16",),
+                ("engine.mixed_chunk=false",),
+                ("engine.radix_cache=false", "engine.chunked_prefill_size=64"),
+                ("engine.cuda_graph=false",),
+                ("engine.overlap=false",),
+                ("engine.kv_tokens=600", "engine.schedule_conservativeness=0.05"),
+            )
+        ),
+        *((name, "workload.requests=4") for name in ("penalties", "grammar", "retraction", "shared_prefix")),
     ],
-    ids=" ".join,
+    ids=lambda overrides: " ".join((overrides[0], *overrides[-2:])),
 )
 def test_latest_shows_no_hazard(overrides: tuple[str, ...]) -> None:
-    result = watched("mixed", *CROWD, LATEST, *overrides)
+    result = watched(*overrides, LATEST)
     assert hazards_in(result) == Hazards() and not result.undeclared
 
 
-@pytest.mark.parametrize("scenario", ["penalties", "grammar", "retraction", "shared_prefix"])
-def test_latest_shows_no_hazard_in_other_scenarios(scenario: str) -> None:
-    assert hazards_in(watched(scenario, LATEST, "workload.requests=4")) == Hazards()
-
-
-def test_a_state_shows_exactly_its_declared_hazards() -> None:
-    result = watched("mixed", *CROWD)
-    assert hazards_in(result).known == (PAGE_TABLE_REWRITE, DEAD_PUBLISH) and not result.undeclared
-
-
 @pytest.mark.parametrize(
-    ("state", "dead"),
+    ("relay", "known"),
     [
-        ("pr25774-before", ()),
-        ("pr25774", ()),
-        ("pr25944-before", ()),
-        ("pr25944", ()),  # here a decode's lengths come from what was published
-        ("pr26020", (DEAD_PUBLISH,)),
-        ("pr26425", (DEAD_PUBLISH,)),
+        ("pr25945", (PAGE_TABLE_REWRITE, DEAD_PUBLISH)),
+        # without the barrier
+        ("pr25774-before", (SLOT_REUSE, PAGE_TABLE_REWRITE)),
+        ("pr25774", (SLOT_REUSE, PAGE_TABLE_REWRITE)),
+        ("pr25944-before", (SLOT_REUSE, PAGE_TABLE_REWRITE)),
+        ("pr25944", (SLOT_REUSE, PAGE_TABLE_REWRITE)),  # a decode's lengths come from what was published
+        ("pr26020", (SLOT_REUSE, PAGE_TABLE_REWRITE, DEAD_PUBLISH)),
+        ("pr26425", (SLOT_REUSE, PAGE_TABLE_REWRITE, DEAD_PUBLISH)),
+        # with fused preparation
+        ("{state: latest, barrier: off}", (SLOT_REUSE, PAGE_TABLE_REWRITE)),
+        ("{state: pr26425, preparation: fused}", (SLOT_REUSE, PAGE_TABLE_REWRITE, DEAD_PUBLISH)),
     ],
 )
-def test_states_without_the_barrier_show_their_declared_hazards(state: str, dead: tuple[str, ...]) -> None:
-    result = watched("mixed", *CROWD, f"engine.relay={state}")
-    assert hazards_in(result).known == (SLOT_REUSE, PAGE_TABLE_REWRITE, *dead) and not result.undeclared
-
-
-@pytest.mark.parametrize(
-    ("relay", "dead"),
-    [("{state: latest, barrier: off}", ()), ("{state: pr26425, preparation: fused}", (DEAD_PUBLISH,))],
-)
-def test_fused_preparation_shows_hazards_under_the_same_names(relay: str, dead: tuple[str, ...]) -> None:
+def test_a_state_shows_exactly_its_declared_hazards(relay: str, known: tuple[str, ...]) -> None:
     result = watched("mixed", *CROWD, f"engine.relay={relay}")
-    assert hazards_in(result).known == (SLOT_REUSE, PAGE_TABLE_REWRITE, *dead) and not result.undeclared
+    assert hazards_in(result).known == known and not result.undeclared
 
 
 @pytest.mark.parametrize("values", ["real", "none"])
 def test_a_dead_publish_is_found_with_its_line(values: str) -> None:
     publishing = broken("latest", publish=tokens.publish_next_lengths)
-    question = resolved("mixed", *CROWD, f"device.values={values}")
-    [finding] = hazards_in(
-        execute(question.with_relay(publishing), Options(device="vgpu", hazards=True))
-    ).findings
+    [finding] = run_with(publishing, f"device.values={values}").findings
     assert (finding.resource, finding.second) == ("new_seq_lens_buf", None)
     assert finding.first.site and finding.first.site.statement.startswith("self.new_seq_lens_buf[rows] =")
     assert finding.missing.endswith(" writes, is never read")
@@ -193,10 +180,8 @@ def broken(state: str = "pr25945", /, **policies: Any) -> RelayChoice:
     return RelayChoice(replace(whole, overlapped=replace(whole.overlapped, **policies)), whole.defaults)
 
 
-def run_with(choice: RelayChoice) -> Hazards:
-    return hazards_in(
-        execute(resolved("mixed", *CROWD).with_relay(choice), Options(device="vgpu", hazards=True))
-    )
+def run_with(choice: RelayChoice, *overrides: str) -> Hazards:
+    return hazards_in(executed(resolved("mixed", *CROWD, *overrides).with_relay(choice), hazards=True))
 
 
 @contextmanager

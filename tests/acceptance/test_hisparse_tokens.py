@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from functools import cache
+from collections.abc import Sequence
 
 import pytest
 
 from schedbench.profiles.record.result import Result
 from schedbench.sched.relay.states import states
-from tests.acceptance.runs import OUTGROWING, digest_of, result_of, statuses, value
+from tests.acceptance.runs import OUTGROWING, digest_of, known_digest, known_result, statuses, value
 
 pytestmark = pytest.mark.wide
 
@@ -44,39 +44,36 @@ AXES: dict[str, tuple[tuple[str, ...], ...]] = {
     "graph": (("engine.cuda_graph=false",),),
     "kv": (TIGHT,),
 }
-SINGLE = [option for options in AXES.values() for option in options]
 
 
-@cache
 def run(*overrides: str) -> Result:
-    result = result_of("hisparse", *SMALL, *overrides)
+    result = known_result("hisparse", *SMALL, *overrides)
     assert statuses(result) == {"finished"}
     return result
 
 
-@cache
-def reference(mode: str) -> str:
-    return digest_of(result_of("hisparse", *SMALL, mode, *ON_THE_DEVICE))
+def reference(*overrides: str) -> str:
+    """The tokens with all KV on the device."""
+    return known_digest("hisparse", *SMALL, *overrides, *ON_THE_DEVICE)
 
 
-@pytest.mark.parametrize("option", SINGLE, ids=" ".join)
-def test_no_single_knob_changes_a_token(option: tuple[str, ...]) -> None:
-    assert digest_of(run(MODES[0], *option)) == reference(MODES[0])
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("loop", LOOPS)
-def test_hosting_kv_changes_no_token(mode: str, loop: str) -> None:
-    assert digest_of(run(mode, loop)) == reference(mode)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_no_combination_of_knobs_changes_a_token(seed: int) -> None:
+def drawn(seed: int) -> list[str]:
     dice = random.Random(seed)
-    drawn = [override for options in AXES.values() for override in dice.choice([(), *options])]
-    drawn = [override for override in drawn if not override.startswith("engine.hisparse.device_buffer_size")]
-    mode = MODES[seed % len(MODES)]
-    assert digest_of(run(mode, *drawn)) == reference(mode)
+    found = [override for options in AXES.values() for override in dice.choice([(), *options])]
+    return [override for override in found if not override.startswith("engine.hisparse.device_buffer_size")]
+
+
+@pytest.mark.parametrize(
+    ("mode", "overrides"),
+    [
+        *((mode, [loop]) for mode in MODES for loop in LOOPS),
+        *((MODES[0], option) for options in AXES.values() for option in options),
+        *((MODES[seed % len(MODES)], drawn(seed)) for seed in range(6)),
+    ],
+    ids=str,
+)
+def test_no_combination_of_knobs_changes_a_token(mode: str, overrides: Sequence[str]) -> None:
+    assert digest_of(run(mode, *overrides)) == reference(mode)
 
 
 @pytest.mark.parametrize("mode", [MODES[0], MODES[2]])
@@ -85,24 +82,22 @@ def test_no_combination_of_knobs_changes_a_token(seed: int) -> None:
 def test_retraction_changes_no_token(mode: str, loop: str, state: str) -> None:
     result = run(mode, loop, *LONG, *TIGHT, f"engine.relay={state}", "engine.kv_tokens=336")
     assert value(result, "retractions") > 0
-    assert digest_of(result) == digest_of(result_of("hisparse", *SMALL, *LONG, mode, *ON_THE_DEVICE))
+    assert digest_of(result) == reference(mode, *LONG)
 
 
 @pytest.mark.parametrize("state", ["pr26425", "latest"])
 def test_exact_penalties_count_tokens_sampled_before_staging(state: str) -> None:
     penalised = ("workload.sampling.frequency_penalty=0.7", "workload.sampling.repetition_penalty=1.3")
     relay = f"engine.relay={{state: {state}, penalties: exact}}"
-    plain = digest_of(result_of("hisparse", *SMALL, *penalised, *ON_THE_DEVICE))
-    assert digest_of(run(*penalised, relay)) == plain != reference(MODES[0])
+    assert digest_of(run(*penalised, relay)) == reference(*penalised) != reference(MODES[0])
 
 
 def test_grammars_continue_after_staging() -> None:
     spelled = ("workload.sampling.grammar={regex: '[0-9]{1,30}'}", "workload.sampling.ignore_eos=false")
-    assert digest_of(run(*spelled)) == digest_of(result_of("hisparse", *SMALL, *spelled, *ON_THE_DEVICE))
+    assert digest_of(run(*spelled)) == reference(*spelled)
 
 
 def test_the_indexers_choice_matters() -> None:
     """If the choice were always the same, a wrong position would hardly change a token."""
-    more = result_of("hisparse", *SMALL, *ON_THE_DEVICE, "model.seed=1")
-    assert digest_of(more) != reference(MODES[0])
+    assert reference("model.seed=1") != reference(MODES[0])
     assert 0.05 < value(run(MODES[0]), "hisparse_hit_ratio") < 0.95

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import pytest
@@ -48,41 +49,23 @@ def drawn(seed: int) -> list[str]:
 reference = partial(known_digest, "mixed", *SMALL)
 
 
-def in_modes(*soon: str) -> list[object]:
-    """The given modes in ``make test``, the others in ``make wide``."""
-    modes = (FLOAT32, FLOAT64, NONE)
-    return [mode if mode in soon else pytest.param(mode, marks=pytest.mark.wide) for mode in modes]
+def combinations() -> Iterator[object]:
+    """Every setting alone, combinations that contain every setting, and drawn ones, in every mode; some in ``make
+    test``."""
+    for mode in (NONE, FLOAT32, FLOAT64):
+        for number, settings in enumerate((*map(covering, range(COVERING)), *SINGLE, *map(drawn, range(5)))):
+            soon = number < COVERING and (mode == NONE or number in (1, 4))
+            yield pytest.param(mode, settings, marks=() if soon else pytest.mark.wide)
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("mode", [FLOAT32, FLOAT64, NONE])
-@pytest.mark.parametrize("setting", SINGLE, ids=" ".join)
-def test_no_single_setting_changes_a_token(mode: str, setting: tuple[str, ...]) -> None:
-    assert digest("mixed", *SMALL, mode, *setting) == reference(mode)
+@pytest.mark.parametrize(("mode", "settings"), [*combinations()], ids=str)
+def test_no_combination_of_settings_changes_a_token(mode: str, settings: Sequence[str]) -> None:
+    assert digest("mixed", *SMALL, mode, *settings) == reference(mode)
 
 
 @pytest.mark.parametrize(
-    ("mode", "number"),
-    [
-        (NONE, number)
-        if mode == NONE or number in (1, 4)
-        else pytest.param(mode, number, marks=pytest.mark.wide)
-        for mode in (FLOAT32, FLOAT64, NONE)
-        for number in range(COVERING)
-    ],
+    "mode", [NONE, *(pytest.param(mode, marks=pytest.mark.wide) for mode in (FLOAT32, FLOAT64))]
 )
-def test_no_covering_combination_of_settings_changes_a_token(mode: str, number: int) -> None:
-    assert digest("mixed", *SMALL, mode, *covering(number)) == reference(mode)
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("mode", [FLOAT32, FLOAT64, NONE])
-@pytest.mark.parametrize("seed", range(5))
-def test_no_drawn_combination_of_settings_changes_a_token(mode: str, seed: int) -> None:
-    assert digest("mixed", *SMALL, mode, *drawn(seed)) == reference(mode)
-
-
-@pytest.mark.parametrize("mode", in_modes(NONE))
 @pytest.mark.parametrize("loop", ["engine.overlap=true", "engine.overlap=false"])
 def test_retraction_changes_no_token(mode: str, loop: str) -> None:
     result = result_of("mixed", *SMALL, *TIGHT, mode, loop)

@@ -24,7 +24,6 @@ SMALL = (
 V1 = ("engine.overlap=false", "engine.speculative={algorithm: eagle, mode: v1}")
 V2 = ("engine.speculative={algorithm: eagle, mode: v2}",)
 TREE = ("engine.overlap=false", "engine.speculative={algorithm: eagle, mode: v1, topk: 3, draft_tokens: 8}")
-WORKERS = pytest.mark.parametrize("worker", [V1, V2], ids=["v1", "v2"])
 # Short prompts and long outputs in a pool that had room for the prompts.
 SHORT = (
     *SMALL,
@@ -35,8 +34,24 @@ SHORT = (
 )
 TIGHT = ("engine.kv_tokens=336", "engine.schedule_conservativeness=0.01")
 
+EXACT = "engine.relay={state: pr25945, penalties: exact}"
+PENALISED = "workload.sampling={frequency_penalty: 0.7, presence_penalty: 0.3, repetition_penalty: 1.2}"
+SAMPLING = {
+    "keyed": ("workload.sampling={temperature: 0.8}",),
+    "filtered": ("workload.sampling={temperature: 0.7, top_p: 0.9, top_k: 40, logprobs: true}",),
+    "penalties": (
+        PENALISED.replace("}", ", min_new_tokens: 5, ignore_eos: false}"),
+        EXACT,
+    ),
+    "grammar": (
+        "workload.sampling={temperature: 0.7, ignore_eos: false, grammar: {regex: '-?[0-9]{1,12}'}}",
+    ),
+    "float64": ("model={preset: tiny-llama-eagle, dtype: float64}",),
+}
+
+PAGES = "engine.page_size=16"
 KNOBS = (
-    ("engine.page_size=16",),
+    (PAGES,),
     ("engine.chunked_prefill_size=64",),
     ("engine.chunked_prefill_size=none",),
     ("engine.radix_cache=false",),
@@ -64,50 +79,45 @@ def test_no_state_changes_a_token(worker: tuple[str, ...], state: str) -> None:
     assert value(result, "accept_length") > 2
 
 
-@WORKERS
-@pytest.mark.parametrize("knob", KNOBS, ids=" ".join)
-def test_no_knob_changes_a_token(worker: tuple[str, ...], knob: tuple[str, ...]) -> None:
-    assert digest_of(result_of("mixed", *SMALL, *worker, *knob)) == reference(*SMALL)
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *((*worker, *knob) for worker in (V1, V2) for knob in KNOBS),
+        # the overlapped worker in the serial loop
+        *(
+            (*V2, "engine.overlap=false", f"engine.relay={state}")
+            for state in ("pr25774", "pr25944-before", "pr26425", "latest")
+        ),
+        *(
+            (*V2, f"engine.relay={{state: pr25945, seq_lens_cpu: {policy}}}")
+            for policy in ("blocking", "private", "bound")
+        ),
+        *((TREE[0], TREE[1].replace("draft_tokens: 8", f"draft_tokens: {size}")) for size in (2, 5, 16)),
+    ],
+    ids=" ".join,
+)
+def test_no_knob_changes_a_token(overrides: tuple[str, ...]) -> None:
+    assert digest_of(result_of("mixed", *SMALL, *overrides)) == reference(*SMALL)
 
 
 @pytest.mark.parametrize(
-    ("worker", "state", "page"),
+    ("overrides", "sampling"),
     [
-        (V1, "pr25945", 1),
-        (V1, "latest", 16),
-        (TREE, "latest", 1),
-        (V2, "pr25774-before", 1),
-        (V2, "pr25944", 16),
-        (V2, "latest", 1),
-        (V2, "latest", 16),
+        ((*V1, "engine.relay=pr25945"), ()),
+        ((*V1, "engine.relay=latest", PAGES), ()),
+        ((*TREE, "engine.relay=latest"), ()),
+        ((*V2, "engine.relay=pr25774-before"), ()),
+        ((*V2, "engine.relay=pr25944", PAGES), ()),
+        ((*V2, "engine.relay=latest"), ()),
+        ((*V2, "engine.relay=latest", PAGES), ()),
+        # The penalties of a returning request count the tokens that it already has.
+        (V2, SAMPLING["penalties"]),
     ],
 )
-def test_retraction_changes_no_token(worker: tuple[str, ...], state: str, page: int) -> None:
-    result = result_of("mixed", *SHORT, *worker, *TIGHT, f"engine.relay={state}", f"engine.page_size={page}")
+def test_retraction_changes_no_token(overrides: tuple[str, ...], sampling: tuple[str, ...]) -> None:
+    result = result_of("mixed", *SHORT, *overrides, *sampling, *TIGHT)
     assert value(result, "retractions") > 0
-    assert digest_of(result) == reference(*SHORT)
-
-
-@pytest.mark.parametrize("state", ["pr25774", "pr25944-before", "pr26425", "latest"])
-def test_the_overlapped_worker_runs_in_the_serial_loop_too(state: str) -> None:
-    serial = result_of("mixed", *SMALL, *V2, "engine.overlap=false", f"engine.relay={state}")
-    assert digest_of(serial) == reference(*SMALL)
-
-
-@pytest.mark.parametrize("value", ["blocking", "private", "bound"])
-def test_no_policy_of_host_lengths_changes_a_token(value: str) -> None:
-    relay = f"engine.relay={{state: pr25945, seq_lens_cpu: {value}}}"
-    assert digest_of(result_of("mixed", *SMALL, *V2, relay)) == reference(*SMALL)
-
-
-@pytest.mark.parametrize("tokens", [2, 5, 16])
-def test_draft_trees_change_no_token(tokens: int) -> None:
-    tree = f"engine.speculative={{algorithm: eagle, mode: v1, topk: 3, draft_tokens: {tokens}}}"
-    assert digest_of(result_of("mixed", *SMALL, "engine.overlap=false", tree)) == reference(*SMALL)
-
-
-EXACT = "engine.relay={state: pr25945, penalties: exact}"
-PENALISED = "workload.sampling={frequency_penalty: 0.7, presence_penalty: 0.3, repetition_penalty: 1.2}"
+    assert digest_of(result) == reference(*SHORT, *sampling)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -125,34 +135,12 @@ def test_no_combination_of_knobs_changes_a_token(seed: int) -> None:
     assert digest_of(result) == reference(*SHORT, *sampling, *((EXACT,) if sampling else ()))
 
 
-SAMPLING = {
-    "keyed": ("workload.sampling={temperature: 0.8}",),
-    "filtered": ("workload.sampling={temperature: 0.7, top_p: 0.9, top_k: 40, logprobs: true}",),
-    "penalties": (
-        "workload.sampling={frequency_penalty: 0.7, presence_penalty: 0.3, repetition_penalty: 1.2, "
-        "min_new_tokens: 5, ignore_eos: false}",
-        "engine.relay={state: pr25945, penalties: exact}",
-    ),
-    "grammar": (
-        "workload.sampling={temperature: 0.7, ignore_eos: false, grammar: {regex: '-?[0-9]{1,12}'}}",
-    ),
-    "float64": ("model={preset: tiny-llama-eagle, dtype: float64}",),
-}
-
-
 @pytest.mark.parametrize("worker", [V1, V2, TREE], ids=["v1", "v2", "tree"])
 @pytest.mark.parametrize("kind", SAMPLING)
 def test_no_sampling_changes_a_token(worker: tuple[str, ...], kind: str) -> None:
     assert digest_of(result_of("mixed", *SMALL, *worker, *SAMPLING[kind])) == reference(
         *SMALL, *SAMPLING[kind]
     )
-
-
-def test_retraction_under_exact_penalties_changes_no_token() -> None:
-    """The penalties of a returning request count the tokens that it already has."""
-    result = result_of("mixed", *SHORT, *V2, *SAMPLING["penalties"], *TIGHT)
-    assert value(result, "retractions") > 0
-    assert digest_of(result) == reference(*SHORT, *SAMPLING["penalties"])
 
 
 def test_a_worse_draft_costs_acceptance_and_no_token() -> None:

@@ -19,34 +19,33 @@ def found(*overrides: str) -> Hazards:
     return hazards_in(executed(resolved("mixed", *EIGHT, *overrides), hazards=True))
 
 
+LATEST = (*V2, "engine.relay=latest")
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
-        (),
-        ("engine.page_size=16",),
-        ("engine.cuda_graph=false",),
-        ("engine.chunked_prefill_size=64", "engine.radix_cache=false"),
-        ("engine.kv_tokens=400", "engine.schedule_conservativeness=0.01"),
-        ("workload.sampling.frequency_penalty=0.5",),
-        ("workload.sampling={temperature: 0.7, ignore_eos: false, grammar: {regex: '[0-9]{4,12}'}}",),
-        ("device.values=none", "engine.speculative.acceptance={mean: 2.5}"),
+        LATEST,
+        (*LATEST, "engine.page_size=16"),
+        (*LATEST, "engine.cuda_graph=false"),
+        (*LATEST, "engine.chunked_prefill_size=64", "engine.radix_cache=false"),
+        (*LATEST, "engine.kv_tokens=400", "engine.schedule_conservativeness=0.01"),
+        (*LATEST, "workload.sampling.frequency_penalty=0.5"),
+        (*LATEST, "workload.sampling={temperature: 0.7, ignore_eos: false, grammar: {regex: '[0-9]{4,12}'}}"),
+        (*LATEST, "device.values=none", "engine.speculative.acceptance={mean: 2.5}"),
+        # on one stream
+        V1,
+        TREE,
+        *((*worker, "engine.cuda_graph=false", "measure.warmup_requests=1") for worker in (V1, TREE)),
+        *(
+            (*V2, f"engine.relay={{state: pr25945, barrier: read-done, seq_lens_cpu: {policy}}}")
+            for policy in ("blocking", "private", "bound")
+        ),
     ],
     ids=" ".join,
 )
-def test_latest_shows_no_hazard(overrides: tuple[str, ...]) -> None:
-    assert found(*V2, "engine.relay=latest", *overrides) == Hazards()
-
-
-@pytest.mark.parametrize("worker", [V1, TREE], ids=["chain", "tree"])
-def test_one_stream_has_no_hazards(worker: tuple[str, ...]) -> None:
-    assert found(*worker) == Hazards()
-    assert found(*worker, "engine.cuda_graph=false", "measure.warmup_requests=1") == Hazards()
-
-
-@pytest.mark.parametrize("seq_lens_cpu", ["blocking", "private", "bound"])
-def test_no_policy_of_host_lengths_adds_a_hazard(seq_lens_cpu: str) -> None:
-    relay = f"engine.relay={{state: pr25945, barrier: read-done, seq_lens_cpu: {seq_lens_cpu}}}"
-    assert found(*V2, relay) == Hazards()
+def test_there_is_no_hazard(overrides: tuple[str, ...]) -> None:
+    assert found(*overrides) == Hazards()
 
 
 @pytest.mark.parametrize("state", ["pr25774-before", "pr25944", "pr25945", "latest"])
