@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from schedbench.profiles.record.result import Result
-from tests.acceptance.cells import Ask
+from tests.acceptance.cells import COLUMNS, Ask
 from tests.acceptance.runs import result_of, watch_runs_of
 from tests.sched.model.checkpoints import CONFIG, SHAPES
 
@@ -55,6 +55,13 @@ def _run_trace(
         "workload: {trace: trace.jsonl, format: jsonl}\n"
     )
     return result_of(scenario, *overrides)
+
+
+@pytest.fixture(params=COLUMNS)
+def state(request: pytest.FixtureRequest) -> str:
+    """Each state that the ladder's tables have a column of."""
+    name: str = request.param
+    return name
 
 
 @pytest.fixture

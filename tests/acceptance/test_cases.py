@@ -121,11 +121,9 @@ def assert_draws_agree(drawn: str, verdict: str, *, at_the_profile: str) -> None
     """The draws on the page agree with its verdict."""
     match = UNDER_DRAWS.fullmatch(drawn)
     assert match, drawn
-    holding, count, low, high, constant = (
-        *map(int, match.groups()[:2]),
-        *map(float, match.groups()[2:4]),
-        match[5],
-    )
+    holding, count = map(int, match.groups()[:2])
+    low, high = map(float, match.groups()[2:4])
+    constant = match[5]
     assert count == DRAWS and low <= high
     if constant is not None:
         assert verdict == "inconclusive: CONSTANTS" and constant in uncertain(load_hardware("h200"))

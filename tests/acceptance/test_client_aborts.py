@@ -5,20 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
 
 import pytest
 
 from schedbench.profiles.check.batch_invariants import Violations
 from schedbench.profiles.check.invariants import Invariants
 from schedbench.profiles.platform.machine import Machine
-from schedbench.profiles.record.result import Result
 from schedbench.profiles.run.system import ObserverGroup
 from schedbench.sched.disagg.inbox import Inbox
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer
 from schedbench.sched.request import Request
-from tests.acceptance.runs import SMALL, executed, guarded, resolved
+from tests.acceptance.runs import SMALL, guarded, known_result, resolved
 from tests.robustness import fault_runs
 
 DISCONNECTED = "the client disconnected"
@@ -66,17 +64,11 @@ class InvariantsWithAbort(Invariants):
             yield observer if aborting is None else ObserverGroup(observer, aborting)
 
 
-@cache
-def whole(*overrides: str) -> Result:
-    """A run without an abort."""
-    return executed(resolved("mixed", *overrides), save_tokens=True)
-
-
 def assert_one_aborted(abort_on_rank: AbortOnRank, *overrides: str) -> None:
     """Runs with an abort, with the invariants checked. All other requests have the tokens that they have without it."""
     result = guarded(resolved("mixed", *overrides), InvariantsWithAbort(abort_on_rank))
     assert result.run.failure is None
-    meant = {row.id: row.token_ids for row in whole(*overrides).requests}
+    meant = {row.id: row.token_ids for row in known_result("mixed", *overrides).requests}
     [gone] = [row for row in result.requests if row.status != "finished"]
     assert (gone.status, gone.reason) == ("aborted", DISCONNECTED)
     others = [row for row in result.requests if row is not gone]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 
 from tests.acceptance.cells import SCHEDULE, Ask, Copies, Copy, copies, steps, times
-from tests.acceptance.runs import digest, digest_of, result_of, statuses, value
+from tests.acceptance.runs import digest, digest_of, known_result, result_of, statuses, value
 from tests.acceptance.test_disagg_cells import PREBUILT, everywhere
 
 PAIR = "engine.disaggregation={mode: pair, reserved_decode_tokens: 8}"
@@ -24,9 +22,8 @@ LATER = {True: (), False: pytest.mark.wide}
 PARTS: Copies = {Copy("upload", SCHEDULE, "h2d", "pageable B"): 3}
 
 
-@cache
 def reference(mode: str) -> tuple[str, float]:
-    result = result_of(f"spec_{mode}", *FEW)
+    result = known_result(f"spec_{mode}", *FEW)
     return digest_of(result), value(result, "accept_length")
 
 

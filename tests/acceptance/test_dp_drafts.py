@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 
 from schedbench.profiles.record.result import Abstained, Result
-from tests.acceptance.runs import digest_of, each_state, executed, resolved, result_of, statuses, value
+from tests.acceptance.runs import digest_of, each_state, executed, known_result, resolved, statuses, value
 
 FEW = (
     "workload.requests=4",
@@ -20,15 +18,13 @@ TWO = "engine.data_parallel.ranks=2"
 SOON = ("pr25774-before", "pr25944", "latest")
 
 
-@cache
 def two_ranks(mode: str, state: str, overlap: str) -> Result:
     loop = (f"engine.relay={state}", f"engine.overlap={overlap}")
-    return result_of(f"spec_{mode}", *FEW, *ALONE, TWO, *loop)
+    return known_result(f"spec_{mode}", *FEW, *ALONE, TWO, *loop)
 
 
-@cache
 def reference(mode: str) -> tuple[str, float]:
-    result = result_of(f"spec_{mode}", *FEW, *ALONE)
+    result = known_result(f"spec_{mode}", *FEW, *ALONE)
     return digest_of(result), value(result, "accept_length")
 
 

@@ -4,12 +4,10 @@ forward, and the host's remaining work comes too late for the next one."""
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 
 from schedbench.profiles.record.result import Result
-from tests.acceptance.runs import result_of, value
+from tests.acceptance.runs import known_result, value
 
 BIG = (
     "model={preset: sparse-14b, dtype: bfloat16}",
@@ -28,10 +26,9 @@ BIG = (
 ROWS, NAMES = "indices_downloaded", "upload_indices"
 
 
-@cache
 def run(state: str, barrier: str, named: str) -> Result:
     relay = f"engine.relay={{state: {state}, barrier: {barrier}, backup_indices: {named}}}"
-    return result_of("hisparse", *BIG, relay)
+    return known_result("hisparse", *BIG, relay)
 
 
 def waits(result: Result) -> dict[str, tuple[float, float]]:

@@ -3,13 +3,10 @@ number is how often a step of the kind makes the copy."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
 from schedbench.profiles.record.result import Result
 from tests.acceptance.cells import (
-    COLUMNS,
     EXTEND_LENS,
     FORWARD,
     FREED_PAGES,
@@ -52,24 +49,10 @@ SERIAL_DECODE = everywhere({READ: 1})
 SERIAL_PENALTIES: Table = {**SERIAL_DECODE, LATEST_TOKENS: "0 0 0 0 0 0 1 . 0 0"}
 
 
-@dataclass(frozen=True)
-class StateRuns:
-    """Runs of small traces under one state; copies do not depend on values."""
-
-    ask: Ask
-    state: str
-
-    def run(self, requests: Requests, *overrides: str, **sampling: float) -> Result:
-        fixed = (f"engine.relay={self.state}", "engine.cuda_graph=false", "device.values=none")
-        return self.ask(requests, *fixed, *overrides, **sampling)
-
-    def column(self, table: Table) -> Copies:
-        return column(table, self.state)
-
-
-@pytest.fixture(params=COLUMNS)
-def runs(ask: Ask, request: pytest.FixtureRequest) -> StateRuns:
-    return StateRuns(ask, request.param)
+def run(ask: Ask, state: str, requests: Requests, *overrides: str, **sampling: float) -> Result:
+    """Runs a small trace; copies do not depend on values."""
+    fixed = (f"engine.relay={state}", "engine.cuda_graph=false", "device.values=none")
+    return ask(requests, *fixed, *overrides, **sampling)
 
 
 @pytest.mark.parametrize(
@@ -77,33 +60,33 @@ def runs(ask: Ask, request: pytest.FixtureRequest) -> StateRuns:
     [(1, {}, {}), (16, {LAST_LOC: 3}, {FREED_PAGES: 3})],
     ids=["tokens", "pages"],
 )
-def test_prefill_and_decode(runs: StateRuns, page: int, looked_up: Copies, freed: Copies) -> None:
+def test_prefill_and_decode(ask: Ask, state: str, page: int, looked_up: Copies, freed: Copies) -> None:
     """Two of three requests finish before the others; after the third no row is kept. With pages, each leaves a partly
     filled one, which the cache does not take."""
-    result = runs.run(STAGGERED, f"engine.page_size={page}")
+    result = run(ask, state, STAGGERED, f"engine.page_size={page}")
     assert steps(result, "prefill") == 1
-    has_copies_and_their_waits(result, "prefill", runs.column(PREFILL) | looked_up)
-    decodes = times(steps(result, "decode"), runs.column(DECODE))
-    has_copies_and_their_waits(result, "decode", decodes | times(2, runs.column(LEAVING)) | freed)
+    has_copies_and_their_waits(result, "prefill", column(PREFILL, state) | looked_up)
+    decodes = times(steps(result, "decode"), column(DECODE, state))
+    has_copies_and_their_waits(result, "decode", decodes | times(2, column(LEAVING, state)) | freed)
 
 
-def test_penalties(runs: StateRuns) -> None:
-    result = runs.run(THREE, frequency_penalty=0.5)
-    assert copies(result, "prefill") == runs.column(PREFILL) | {PENALTIES: 1}
-    penalised = runs.column(DECODE) | {LATEST_TOKENS: 1}
+def test_penalties(ask: Ask, state: str) -> None:
+    result = run(ask, state, THREE, frequency_penalty=0.5)
+    assert copies(result, "prefill") == column(PREFILL, state) | {PENALTIES: 1}
+    penalised = column(DECODE, state) | {LATEST_TOKENS: 1}
     has_copies_and_their_waits(result, "decode", times(steps(result, "decode"), penalised))
 
 
-def test_serial(runs: StateRuns) -> None:
-    result = runs.run(STAGGERED, "engine.overlap=false")
-    has_copies_and_their_waits(result, "prefill", runs.column(SERIAL_PREFILL))
-    decodes = times(steps(result, "decode"), runs.column(SERIAL_DECODE))
-    has_copies_and_their_waits(result, "decode", decodes | times(2, runs.column(LEAVING)))
+def test_serial(ask: Ask, state: str) -> None:
+    result = run(ask, state, STAGGERED, "engine.overlap=false")
+    has_copies_and_their_waits(result, "prefill", column(SERIAL_PREFILL, state))
+    decodes = times(steps(result, "decode"), column(SERIAL_DECODE, state))
+    has_copies_and_their_waits(result, "decode", decodes | times(2, column(LEAVING, state)))
 
 
-def test_serial_penalties(runs: StateRuns) -> None:
-    result = runs.run(THREE, "engine.overlap=false", frequency_penalty=0.5)
-    expected = times(steps(result, "decode"), runs.column(SERIAL_PENALTIES))
+def test_serial_penalties(ask: Ask, state: str) -> None:
+    result = run(ask, state, THREE, "engine.overlap=false", frequency_penalty=0.5)
+    expected = times(steps(result, "decode"), column(SERIAL_PENALTIES, state))
     has_copies_and_their_waits(result, "decode", expected)
 
 
@@ -112,17 +95,17 @@ def test_serial_penalties(runs: StateRuns) -> None:
 CHUNKED_BESIDE_A_DECODE = ((40, 20, 0), (600, 4, 1))
 
 
-def test_mixed(runs: StateRuns) -> None:
-    result = runs.run(CHUNKED_BESIDE_A_DECODE, "engine.mixed_chunk=true")
+def test_mixed(ask: Ask, state: str) -> None:
+    result = run(ask, state, CHUNKED_BESIDE_A_DECODE, "engine.mixed_chunk=true")
     assert (steps(result, "prefill"), steps(result, "mixed")) == (1, 3)
-    expected = times(3, runs.column(MIXED)) | times(2, runs.column(LEAVING))
+    expected = times(3, column(MIXED, state)) | times(2, column(LEAVING, state))
     has_copies_and_their_waits(result, "mixed", expected)
 
 
-def test_mixed_penalties(runs: StateRuns) -> None:
-    result = runs.run(CHUNKED_BESIDE_A_DECODE, "engine.mixed_chunk=true", frequency_penalty=0.5)
-    penalised = runs.column(MIXED) | {PENALTIES: 1, LATEST_TOKENS: 1}
-    assert copies(result, "mixed") == times(3, penalised) | times(2, runs.column(LEAVING))
+def test_mixed_penalties(ask: Ask, state: str) -> None:
+    result = run(ask, state, CHUNKED_BESIDE_A_DECODE, "engine.mixed_chunk=true", frequency_penalty=0.5)
+    penalised = column(MIXED, state) | {PENALTIES: 1, LATEST_TOKENS: 1}
+    assert copies(result, "mixed") == times(3, penalised) | times(2, column(LEAVING, state))
 
 
 # Kernels of a steady decode and the forward's device copies. Schedule: the slot's cast and its write to the page

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 
 from schedbench.profiles.record.result import Result
 from schedbench.sched.relay.states import states
-from tests.acceptance.runs import SMALL, TIGHT, digest_of, result_of, value
+from tests.acceptance.runs import SMALL, TIGHT, digest_of, known_result, result_of, value
 
 wide = pytest.mark.wide
 
@@ -19,9 +17,8 @@ SOME = ("pr25774-before", "pr25944", "pr25945", "latest")
 EXPOSED = ("exposed_stall_us_per_step", "exposed_host_us_per_step")
 
 
-@cache
 def digest(state: str, *overrides: str) -> str:
-    result = result_of("mixed", *SMALL, *overrides, f"engine.relay={state}")
+    result = known_result("mixed", *SMALL, *overrides, f"engine.relay={state}")
     assert TIGHT[0] not in overrides or value(result, "retractions") > 0
     return digest_of(result)
 
@@ -66,13 +63,9 @@ def test_penalties_with_grammars_are_equal_in_all_states() -> None:
         assert len(penalised) == 1
 
 
-@cache
-def before_and_after(scenario: str, *overrides: str) -> tuple[Result, Result]:
+def before_and_after(scenario: str, *overrides: str) -> list[Result]:
     """Runs under #25945 and under ``latest``."""
-    before, after = (
-        result_of(scenario, *overrides, f"engine.relay={state}") for state in ("pr25945", "latest")
-    )
-    return before, after
+    return [known_result(scenario, *overrides, f"engine.relay={state}") for state in ("pr25945", "latest")]
 
 
 # Times do not depend on values.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schedbench.profiles.record.result import IdlePart, Result
-from tests.acceptance.runs import result_of, value
+from tests.acceptance.runs import known_result, value
 
 # A smaller workload than the shipped pair's, with a running batch that stays full too.
 LESS = (
@@ -15,14 +15,8 @@ LESS = (
 )
 
 
-@pytest.fixture(scope="module")
-def overlapped() -> Result:
-    return result_of("overlap_on", *LESS)
-
-
-@pytest.fixture(scope="module")
-def serial() -> Result:
-    return result_of("overlap_off", *LESS)
+def run(scenario: str) -> Result:
+    return known_result(scenario, *LESS)
 
 
 def idle(result: Result) -> IdlePart:
@@ -35,22 +29,17 @@ def exposed(result: Result) -> float:
     return value(result, "exposed_stall_us_per_step") + value(result, "exposed_host_us_per_step")
 
 
-def test_overlap_raises_the_throughput(overlapped: Result, serial: Result) -> None:
+def test_overlap_hides_host_time_and_raises_the_throughput() -> None:
+    overlapped, serial = run("overlap_on"), run("overlap_off")
     assert value(overlapped, "output_throughput") > 1.01 * value(serial, "output_throughput")
-
-
-def test_overlap_hides_host_time(overlapped: Result, serial: Result) -> None:
     assert exposed(overlapped) < exposed(serial) / 5
-
-
-def test_overlap_lowers_the_idle_time(overlapped: Result, serial: Result) -> None:
     assert idle(overlapped).host_late_us < idle(serial).host_late_us / 5
     assert value(overlapped, "forward_occupancy") > value(serial, "forward_occupancy")
 
 
-@pytest.mark.parametrize("which", ["overlapped", "serial"])
-def test_idle_time_is_accounted_for(which: str, request: pytest.FixtureRequest) -> None:
-    result: Result = request.getfixturevalue(which)
+@pytest.mark.parametrize("scenario", ["overlap_on", "overlap_off"])
+def test_idle_time_is_accounted_for(scenario: str) -> None:
+    result = run(scenario)
     parts = idle(result)
     steps = sum(counts.steps for kind, counts in result.per_step.items() if kind != "decode.steady")
     total = parts.host_late_us + parts.dependency_us + parts.kernel_gap_us + parts.residue_us

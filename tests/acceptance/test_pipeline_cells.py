@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 
 from schedbench.profiles.ranks.join import APART
 from schedbench.profiles.record.result import Abstained, IdlePart, Metric, RankPart, Result
 from schedbench.sched.relay.states import states
 from tests.acceptance.cells import PROMPT_LATE, PROMPT_NOW, READ, copies, steps, waits
-from tests.acceptance.runs import result_of
+from tests.acceptance.runs import known_result, result_of
 
 STAGES = 3
 SCENARIO = (
@@ -30,9 +28,8 @@ OWN = ("step_ms", "forward_ms", "forward_occupancy", "gpu_busy", "host_stall_us_
 BY_STATE = pytest.mark.parametrize("state", states())
 
 
-@cache
 def run(state: str) -> Result:
-    return result_of(*SCENARIO, f"engine.relay={state}")
+    return known_result(*SCENARIO, f"engine.relay={state}")
 
 
 def tallies(rank: RankPart, kind: str, stream: str) -> dict[str, set[float]]:
@@ -78,12 +75,8 @@ def test_proxies_and_tokens_sent_by_every_stage(state: str, kind: str) -> None:
     """Each stage sends proxies to the next one; tokens go from the last stage to the first, and on to all but the one
     before the last."""
     sends = [tallies(rank, kind, "link")["send"] for rank in run(state).ranks]
-    proxies_and_tokens = [
-        2,
-        1,
-        1,
-    ]  # first: both; middle: proxies, and receives tokens from the first; last: tokens
-    assert sends == [{count} for count in proxies_and_tokens]
+    # The first sends both; the middle one proxies, and it receives tokens from the first; the last one tokens.
+    assert sends == [{2}, {1}, {1}]
 
 
 def test_25945_stores_tokens_on_every_stage() -> None:

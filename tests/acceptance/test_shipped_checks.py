@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from schedbench.profiles.check.examine import Examiner
 from schedbench.scenarios import shipped
 from schedbench.sched.relay.choice import choose
 from tests.acceptance.runs import SHORTER, resolved
+from tests.acceptance.test_mooncake import write_trace
 
 FEW = 6  # requests
 RANDOM_ORDERS = 8
@@ -23,19 +23,7 @@ def own_file(name: str, checkpoint: Path) -> tuple[str, ...]:
         return (f"model.path={checkpoint}",)
     if name != "trace_mooncake":
         return ()
-    trace = checkpoint / "trace.jsonl"
-    lengths = [(600 + 100 * i, 3 + i) for i in range(FEW)]
-    rows = [
-        {
-            "timestamp": 20 * i,
-            "input_length": n,
-            "output_length": m,
-            "hash_ids": [7, *range(i, i - -n // 512 - 1)],
-        }
-        for i, (n, m) in enumerate(lengths)
-    ]
-    trace.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return (f"workload.trace={trace}",)
+    return (f"workload.trace={write_trace(checkpoint / 'trace.jsonl', clients=FEW, turns=1)}",)
 
 
 @pytest.mark.wide

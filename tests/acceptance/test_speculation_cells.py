@@ -10,7 +10,6 @@ import pytest
 
 from schedbench.profiles.record.result import Result
 from tests.acceptance.cells import (
-    COLUMNS,
     EXTEND_LENS,
     FORWARD,
     FREED_PAGES,
@@ -54,12 +53,6 @@ DRAFT_LENS = Copy("lens_uploaded", FORWARD, "h2d", "pageable nb")
 
 def on_schedule(copy: Copy) -> Copy:
     return copy._replace(stream=SCHEDULE)
-
-
-@pytest.fixture(params=COLUMNS)
-def state(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
 
 
 def filters(result: Result, state: str) -> Copies:
