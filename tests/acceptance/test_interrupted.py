@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -104,18 +103,12 @@ def test_the_printed_document_is_the_stored_one(interrupted: Interrupted, kept: 
     assert "Traceback" not in interrupted.err
 
 
-def test_the_result_is_marked(kept: Result) -> None:
+def test_the_result_is_marked_and_has_what_happened_before_the_interrupt(kept: Result) -> None:
     assert kept.run.cancelled
     assert kept.outputs == Abstained(abstained="the run was interrupted")
-
-
-def test_running_requests_are_cancelled_and_finished_ones_stay_finished(kept: Result) -> None:
-    statuses = Counter((request.status, request.reason) for request in kept.requests)
-    assert set(statuses) == {("finished", "length"), ("cancelled", "interrupted")}
+    ends = {(request.status, request.reason) for request in kept.requests}
+    assert ends == {("finished", "length"), ("cancelled", "interrupted")}
     assert all((row.first_token is None) == (row.output_tokens == 0) for row in kept.requests)
-
-
-def test_counts_up_to_the_interrupt_are_kept(kept: Result) -> None:
     assert kept.per_step["decode"].steps > 0
     assert kept.copies
 
@@ -127,42 +120,26 @@ def test_sigterm_keeps_the_result_like_ctrl_c(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["result.json", "timeline.jsonl.gz"]
 
 
-def test_disaggregated_workers_end_together(tmp_path: Path) -> None:
-    pair = "engine.disaggregation={mode: pair, decode: 2}"
-    run = Interrupted(*LONG, "--set", pair, "--output-dir", tmp_path, under_way=some_are_done)
-    result = read(tmp_path / "result.json")
-    assert run.code == 130 and result.run.cancelled
-    assert {request.status for request in result.requests} == {"finished", "cancelled"}
-
-
-def test_data_parallel_ranks_end_together(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "ranks", ["engine.disaggregation={mode: pair, decode: 2}", "engine.data_parallel.ranks=2"]
+)
+def test_ranks_end_together(tmp_path: Path, ranks: str) -> None:
     """Each request is reported once, by the rank that had it."""
-    ranks = ("--set", "engine.data_parallel.ranks=2", "--output-dir", tmp_path)
-    run = Interrupted(*LONG, *ranks, under_way=some_are_done)
+    run = Interrupted(*LONG, "--set", ranks, "--output-dir", tmp_path, under_way=some_are_done)
     result = read(tmp_path / "result.json")
     assert run.code == 130 and result.run.cancelled
     assert {request.status for request in result.requests} == {"finished", "cancelled"}
-    assert Counter(request.id for request in result.requests).most_common(1)[0][1] == 1
+    assert len({request.id for request in result.requests}) == len(result.requests)
 
 
 def test_processes_end_together_when_one_gets_the_signal(tmp_path: Path) -> None:
     def timelines_grow(_: Interrupted) -> None:
         until(lambda: len([file for file in tmp_path.iterdir() if file.stat().st_size > 10_000]) == 2)
 
-    pair = ("--set", "engine.disaggregation={mode: pair}", "--world", "distributed")
-    run = Interrupted(
-        *LONG,
-        "--set",
-        "workload.requests=2000",
-        "--set",
-        "measure.warmup_requests=0",
-        *pair,
-        "--output-dir",
-        tmp_path,
-        under_way=timelines_grow,
-    )
-    assert run.code == 130
-    assert run.err == ""
+    settings = ("engine.disaggregation={mode: pair}", "workload.requests=2000", "measure.warmup_requests=0")
+    asked = (*LONG, *(f"--set={setting}" for setting in settings), "--world", "distributed")
+    run = Interrupted(*asked, "--output-dir", tmp_path, under_way=timelines_grow)
+    assert (run.code, run.err) == (130, "")
     assert read(tmp_path / "result.json").run.cancelled
 
 

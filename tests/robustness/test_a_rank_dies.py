@@ -16,6 +16,7 @@ from tests.conftest import RunCommand
 pytestmark = pytest.mark.wide
 
 PATIENCE = 90.0  # seconds
+LONG = ("workload.requests=4000", "measure.warmup_requests=0")
 PAIR = "engine.disaggregation={mode: pair}"
 TWO = "engine.disaggregation={mode: pair, prefill: 2}"
 
@@ -30,8 +31,7 @@ def started(
     others: int, folder: Path, scenario: str, *settings: str
 ) -> tuple[subprocess.Popen[str], list[int]]:
     """Starts the ranks and waits until their timelines grow."""
-    asked = (*settings, "workload.requests=4000", "measure.warmup_requests=0")
-    overrides = [word for each in asked for word in ("--set", each)]
+    overrides = [f"--set={each}" for each in (*settings, *LONG)]
     process = subprocess.Popen(
         command_line("run", scenario, "--world", "distributed", "--output-dir", folder, *overrides),
         stdout=subprocess.PIPE,
@@ -99,8 +99,7 @@ def test_a_scripted_death_ends_the_run(
     run_command: RunCommand, tmp_path: Path, scenario: str, setting: str, victim: str, phase: str, nth: int
 ) -> None:
     script = f"faults=[{{rank: {victim}, dies: {{phase: {phase}, nth: {nth}}}}}]"
-    settings = (setting, script, "workload.requests=4000", "measure.warmup_requests=0")
-    overrides = [word for each in settings for word in ("--set", each)]
+    overrides = [f"--set={each}" for each in (setting, script, *LONG)]
     done = schedbench("run", scenario, "--world", "distributed", "--output-dir", tmp_path, *overrides)
     assert done.returncode == 4, done.stderr
     assert "is gone" in done.stderr

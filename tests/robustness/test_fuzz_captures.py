@@ -147,23 +147,11 @@ def test_maps(content: bytes) -> None:
 @given(data=st.data())
 def test_recordings(tmp_path: Path, data: st.DataObject) -> None:
     """A recording that is read can be drawn."""
-    windows = [
-        [
-            {
-                "start": 0,
-                "end": 9,
-                "ranges": [["a", 0, 1, 0, 5]],
-                "ops": [],
-                "calls": [],
-                "waits": [[0, 1, 2, 0]],
-            }
-        ]
-    ]
-    head, foot = (
-        {"schema_version": "1.0"},
-        {"sites": [["a.py", "f", 1, "x"]], "streams": {"0": "s"}, "left_out": 0},
-    )
-    found = data.draw(mutated([head, *windows[0], foot]))
+    head = {"schema_version": "1.0"}
+    foot = {"sites": [["a.py", "f", 1, "x"]], "streams": {"0": "s"}, "left_out": 0}
+    empty = {"start": 0, "end": 9, "ops": [], "calls": []}
+    window = empty | {"ranges": [["a", 0, 1, 0, 5]], "waits": [[0, 1, 2, 0]]}
+    found = data.draw(mutated([head, window, foot]))
     lines = "\n".join(map(as_json, found)).encode("utf-8", "surrogatepass")
     path = tmp_path / "timeline.jsonl.gz"
     path.write_bytes(gzip.compress(data.draw(st.just(lines) | spliced(lines)), mtime=0))

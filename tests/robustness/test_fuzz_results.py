@@ -70,11 +70,9 @@ def test_results(content: bytes) -> None:
 
 
 def verdict(a: str, b: str) -> None:
-    rules, sides = (
-        VerdictRules(0.5, 5.0, False, (gate("mixed.schedule.sync:0"),), HEADLINE),
-        (parse(a), parse(b)),
-    )
-    with refuses_cleanly(*REFUSALS), opened(None, *sides, TrialRequest()) as (baseline, candidate):
+    rules = VerdictRules(0.5, 5.0, False, (gate("mixed.schedule.sync:0"),), HEADLINE)
+    sides = opened(None, parse(a), parse(b), TrialRequest())
+    with refuses_cleanly(*REFUSALS), sides as (baseline, candidate):
         found = judge(conduct(baseline, candidate, TrialPlan(), lambda *_: None), rules)
         content = compared(found, a=a, b=b, run=RUN)
         canonical(content)
