@@ -90,4 +90,5 @@ def test_requests_end_once_and_as_in_one_engine(several: str, how: Sequence[str]
     )
     result, alone = result_of("mixed", *how, *base, SEVERAL[several]), known_result("mixed", *how, *base)
     assert statuses(result) == {"finished", status}
+    assert [row.id for row in result.requests] == [f"r{k}" for k in range(8)]
     assert ends(result) == ends(alone)
