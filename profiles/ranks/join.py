@@ -134,7 +134,7 @@ def _of_workers(
     missing = _lost(account, router, transfers=pair.mode != "none")
     if missing and isinstance(outputs, Outputs):  # a digest without them would be equal to no other run's
         first_reason = next(iter(missing.values()))
-        outputs = Abstained(abstained=f"{len(missing)} of {len(rows)} requests were lost: {first_reason}")
+        outputs = Abstained(abstained=f"{len(missing)} of {len(rows)} requests lost: {first_reason}")
     if pair.mode != "none" and pair.transfer == "fake":
         outputs = Abstained(abstained="KV was never sent, the tokens mean nothing")
     return _combined(

@@ -45,7 +45,7 @@ def test_a_request_failed_by_script_is_a_failed_workload(run_command: RunCommand
     said = run_command("run", "disagg", *SMALL, "--set", dropped)
     assert said.code == 4
     assert "1 failed: not all of its KV came from prefill 0: decode 0 waited 600 s" in said.err
-    assert "tokens – 1 of 8 requests were lost: not all of its KV came from prefill 0" in said.out
+    assert "tokens – 1 of 8 requests lost: not all of its KV came from prefill 0" in said.out
 
 
 def test_requests_that_fail_by_their_grammar_are_in_the_digest(run_command: RunCommand) -> None:
