@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .arrays import ONE, ZERO, clipped, kept_array, kept_words, row_starts
-from .declare import Written, kernel, meta_tensor
+from .declare import Written, kernel, meta_like, meta_tensor
 from .sparse import ABSENT, PADDING, entries_at
 
 Words = NDArray[np.uint64]
@@ -146,6 +146,12 @@ def kv_tags(
         if sums_of != stored.tolist():
             result[chosen] += (np.array(sums_of, dtype=np.uint64) - stored) * _DRIFT
     return torch.from_numpy(mixed(result).view(np.int64))
+
+
+@kernel(meta=lambda input_ids: meta_like(input_ids), cost=None)
+def sent_ids(input_ids: Tensor) -> Tensor:
+    """A copy of the ids [T] for the next pipeline stage, which belongs to the stream that sends it."""
+    return input_ids.clone()
 
 
 # ---- KV that is partly on the host -----------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import torch
 
 from ..batch import EncoderTokens, ForwardBatch, ModelOutput
 from ..kernels.arrays import kept_array
-from ..kernels.tags import Indices, gathered, kv_tags, position_weights
+from ..kernels.tags import Indices, gathered, kv_tags, position_weights, sent_ids
 from .decoder import Model
 
 _WORD = 1 << 64
@@ -72,7 +72,7 @@ class TaggedDecoder:
         )
         if self.settle is not None:
             self.settle(batch, fingerprint)
-        proxies = (*output.proxies, input_ids) if output.proxies else ()
+        proxies = (*output.proxies, sent_ids(input_ids)) if output.proxies else ()
         return ModelOutput(output.logits, fingerprint, proxies=proxies)
 
     def _tag_encoder(self, batch: ForwardBatch, encoder: EncoderTokens) -> None:

@@ -114,6 +114,13 @@ def test_shipped_pipelines_finish_every_request() -> None:
         assert [rank.name for rank in found.ranks] == [f"stage {k}" for k in range(len(found.ranks))]
 
 
+def test_ids_that_are_sent_for_tags_show_no_hazard() -> None:
+    """They are made by the schedule stream, which does not wait for a chunk whose token is not sent."""
+    knobs = ("engine.chunked_prefill_size=64", "engine.pipeline.skip_chunk_outputs=true", *NONE)
+    found = executed(resolved("pp2", "workload.requests=6", *knobs), hazards=True)
+    assert found.hazards == Hazards()
+
+
 @pytest.mark.wide
 @pytest.mark.parametrize("stages", [2, 4])
 def test_processes_give_the_same_tokens_and_counts(stages: int) -> None:
