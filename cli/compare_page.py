@@ -381,8 +381,7 @@ def _provenance(document: Document) -> list[str]:
 
 def charts(found: Document) -> Iterator[Chart]:
     """The effects with their intervals, and under draws; where the GPU waited on both sides."""
-    names = dict.fromkeys((*found["headline"], *_EFFECTS))
-    yield from _effects({name: found["metrics"].get(name) for name in names})
+    yield from _effects({name: found["metrics"].get(name) for name in (*found["headline"], *_EFFECTS)})
     waits = [
         {"y": IDLE_NAMES[part["part"]], "x": part[side], "series": side.upper()}
         for part in found["idle"]
@@ -411,14 +410,11 @@ def _effects(metrics: Mapping[str, Document | None]) -> Iterator[Chart]:
 def cases_page(document: Document) -> Page:
     """Each reported change beside what was found here, and how firmly that stands."""
     table = framed("", *CASE_COLUMNS)
-    metrics: dict[str, Document | None] = {}
-    for name, case in document["cases"].items():
-        found = case["comparison"]
+    cases = {name.rpartition("/")[2]: case["comparison"] for name, case in document["cases"].items()}
+    for name, found in cases.items():
         table.add_row(*_case_row(name, found))
-        metrics[name.rpartition("/")[2]] = found["metrics"][found["case"]["metric"]]
-    return Page(
-        "the library of cases", [*[table] * bool(metrics), *_effects(metrics)], document["conclusion"]
-    )
+    effects = _effects({name: found["metrics"][found["case"]["metric"]] for name, found in cases.items()})
+    return Page("the library of cases", [*[table] * bool(cases), *effects], document["conclusion"])
 
 
 def _case_row(name: str, found: Document) -> tuple[str, ...]:
@@ -428,7 +424,7 @@ def _case_row(name: str, found: Document) -> tuple[str, ...]:
     values = f"{number(metric['a'])}, {number(metric['b'])} {metric['unit']}"
     verdict = ": ".join([found["verdict"], ", ".join(found["reasons"])]).removesuffix(": ")
     return (
-        f"`{name.rpartition('/')[2]}`",
+        f"`{name}`",
         case["source"],
         f"`{case['a']}` → `{case['b']}`",
         case["reported"],

@@ -77,13 +77,13 @@ def tokenizer(model: ModelConfig) -> SimpleNamespace:
     return SimpleNamespace(eos_token_id=next(iter(model.eos_token_ids), -1), additional_stop_token_ids=None)
 
 
-PENALTIES: Final = ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens")
+PENALTIES: Final = ("frequency_penalty", "presence_penalty", "repetition_penalty")
 _SAMPLED: Final = ("max_new_tokens", "temperature", "ignore_eos")  # by every engine
 
 
 def sampled_alike(given: SamplingParams) -> dict[str, Any]:
     """The parameters that SGLang and vLLM call the same."""
-    names = ("temperature", "top_p", "min_p", "ignore_eos", *PENALTIES[:3])
+    names = ("temperature", "top_p", "min_p", "ignore_eos", *PENALTIES)
     return {name: getattr(given, name) for name in names}
 
 

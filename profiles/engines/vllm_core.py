@@ -152,7 +152,7 @@ def vllm_sampling(given: SamplingParams, ends: Sequence[int]) -> Any:
         "vLLM's log probabilities are not read, and its Triton kernel of top_k and top_p (apply_top_k_top_p_triton)"
         " cannot be interpreted"
     )
-    require_sampling(given, why, "min_p", *PENALTIES, "stop_token_ids")
+    require_sampling(given, why, "min_p", *PENALTIES, "min_new_tokens", "stop_token_ids")
     made = import_module("vllm.sampling_params").SamplingParams(
         **sampled_alike(given),
         top_k=given.top_k,

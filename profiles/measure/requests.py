@@ -76,6 +76,7 @@ class RequestTotals:
     accepted: Counter[int] = field(default_factory=Counter)
     retractions: int = 0
     peak_kv_tokens: int = 0
+    scores_prompts: bool = False  # whether a request asked for log probabilities of its prompt
 
     @classmethod
     def merged(cls, parts: Sequence[RequestTotals]) -> RequestTotals:
@@ -85,6 +86,7 @@ class RequestTotals:
             gaps=Distribution.merged([part.gaps for part in parts]),
             retractions=sum(part.retractions for part in parts),
             peak_kv_tokens=max(part.peak_kv_tokens for part in parts),
+            scores_prompts=any(part.scores_prompts for part in parts),
         )
         for part in parts:
             whole.tokens.update(part.tokens)
@@ -126,6 +128,7 @@ class RequestLog(Observer):
         self._hand_out()
         record = record_of(request, self._clock.now())
         self.totals.records.append(record)
+        self.totals.scores_prompts |= request.sampling.prompt_logprobs
         events = self._events.pop(request.id, ())
         if record.finished:
             self.totals.gaps.extend(map(sub, islice(events, 1, None), events))

@@ -9,7 +9,6 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from ...scenarios.script import samplings
 from ..measure.achieved import decode_load, decode_metrics, prompt_load, prompt_metrics
 from ..measure.collector import ResultParts
 from ..measure.metrics import Metrics, of_passes
@@ -112,7 +111,7 @@ def _achieved(prepared: PreparedRun, done: Pass) -> Metrics:
     waiting, account = done.collector.waiting, done.collector.requests.totals
     mixed = "mixed with decodes" if "mixed" in waiting.forwards else ""
     again = "some were computed twice" if account.retractions else ""
-    scored = any(sampling.prompt_logprobs for sampling in samplings(scenario))
+    scored = "their log probabilities were computed, too" if account.scores_prompts else ""
     decodes = decode_metrics(
         decode_load(model),
         prepared.resolved.hardware,
@@ -124,7 +123,7 @@ def _achieved(prepared: PreparedRun, done: Pass) -> Metrics:
         prompt_load(model),
         account.records,
         spans=waiting.forwards["prefill"],
-        why_not=mixed or again or ("their log probabilities were computed, too" if scored else ""),
+        why_not=mixed or again or scored,
     )
     return decodes | prompts
 

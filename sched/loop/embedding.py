@@ -50,5 +50,5 @@ def settle_embedding(engine: Engine, batch: ScheduleBatch, result: StepResult) -
             continue
         req.embedding = tuple(embedding)
         req.output_ids.append(PLACEHOLDER)
-        announce_token(engine, req)  # the only one that it may have
+        announce_token(engine, req)  # which ends it, since its max_new_tokens is 1
     return False
