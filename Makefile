@@ -2,12 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CONSTRAINTS ?= constraints.txt
 USABLE := $(VENV)/.usable
 READY := $(VENV)/.ready
 SCENARIO ?= start
 OUT ?= gpu-results
 
-.PHONY: run test wide mooncake fuzz soak mutations documents check lint types arrows format bench gpu wheel clean
+.PHONY: run test wide lowest mooncake fuzz soak mutations documents check lint types arrows format bench gpu wheel clean
 
 run: $(USABLE)
 	$(BIN)/schedbench run $(SCENARIO)
@@ -29,6 +30,12 @@ test: $(READY)
 wide: $(READY)
 	$(BIN)/pytest $(WORKERS) -q -m wide $(HANGS) $(WIDE) $(TESTS)
 	$(BIN)/pytest $(WORKERS) -q --watch $(HANGS) tests/acceptance tests/robustness/test_failures_by_script.py
+
+# The tests with the lowest versions that pyproject.toml admits, in an environment of their own; gigabytes of packages.
+lowest:
+	mkdir -p build/lowest
+	sed -nE '1,/^\]/s/^ *"([A-Za-z0-9-]+)>=([0-9.]+).*/\1==\2/p' pyproject.toml > build/lowest/versions.txt
+	$(MAKE) test VENV=build/lowest/venv CONSTRAINTS=build/lowest/versions.txt
 
 # A recorded trace, which lies beside the repository where there is one.
 mooncake: $(READY)
@@ -96,14 +103,14 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info
 
 # What the command needs; what development needs besides.
-$(USABLE): pyproject.toml constraints.txt
+$(USABLE): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("schedbench needs Python 3.11 or newer; set PYTHON=/path/to/python3")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) -e .
 	touch $@
 
 $(READY): $(USABLE)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) -e '.[dev]'
 	touch $@
 
 SHELL := /bin/bash

@@ -190,7 +190,7 @@ def mann_whitney(a: Sequence[float], b: Sequence[float]) -> float:
     """Two-sided p for values that were not measured in pairs."""
     from scipy import stats
 
-    return float(stats.mannwhitneyu(a, b).pvalue)
+    return float(stats.mannwhitneyu(a, b).pvalue) if len({*a, *b}) > 1 else 1.0  # NaN since SciPy 1.18
 
 
 def unpaired(a: Sequence[float], b: Sequence[float]) -> tuple[float, Interval]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from types import ModuleType
+from types import BuiltinFunctionType, ModuleType
 from typing import Any, Final, NoReturn
 
 import torch
@@ -24,6 +24,13 @@ _CYCLES_PER_NS: Final = 2  # of torch.cuda._sleep: the clock of a recent GPU, wh
 
 def _unanswered(*of: Any) -> NoReturn:
     raise AttributeError(f"{of[-1]} is not answered by the virtual GPU")
+
+
+def _calls_of_a_cuda_build() -> Iterator[Patch]:
+    """The functions that only a build of torch with CUDA has. They would use the machine's own GPU."""
+    for name, value in [*vars(torch._C).items()]:
+        if name.startswith("_cuda_") and isinstance(value, BuiltinFunctionType):
+            yield torch._C, name, lambda *_, of=name, **__: _unanswered(of)
 
 
 class _Cudart:
@@ -65,6 +72,7 @@ def cuda_module(
     answers = {**_devices(names, properties), **_work(gpu), **_random(gpu), **_constants(program, properties)}
     yield from _answered(answers, torch.cuda, *(getattr(torch.cuda, name) for name in _SUBMODULES))
     yield torch._C, "__getattr__", _unanswered
+    yield from _calls_of_a_cuda_build()
     for attribute in ("range_start", "range_end", "range_push", "range_pop", "mark", "range"):
         yield torch.cuda.nvtx, attribute, getattr(program, attribute)
     yield torch.cuda.nccl, "version", program.default("torch.cuda.nccl.version", _NCCL)

@@ -1,7 +1,7 @@
 """``torch.cuda`` answered by a virtual GPU, for a program that was written for CUDA.
 
 The device ``"cuda"`` is the virtual GPU in all that torch's functions take, and a tensor there has ``is_cuda`` and the
-device ``cuda:0``. What is not answered here is torch's own, which says that this build of torch has no CUDA.
+device ``cuda:0``. A function of ``torch.cuda`` that is not answered raises AttributeError, in every build of torch.
 """
 
 from __future__ import annotations

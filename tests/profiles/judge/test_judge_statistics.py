@@ -81,6 +81,7 @@ def test_wilcoxon_is_exact():
 
 def test_mann_whitney_is_exact():
     assert mann_whitney([1, 2, 3], [4, 5, 6]) == pytest.approx(2 / 20)
+    assert mann_whitney([0.5], [0.5, 0.5]) == 1.0
 
 
 def test_holm_equals_values_by_hand():

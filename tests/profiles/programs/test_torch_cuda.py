@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -132,6 +133,13 @@ def test_streams_events_and_queries(program: CudaProgram) -> None:
     first, second = map(torch.cuda.nvtx.range_start, "ab")
     torch.cuda.nvtx.range_end(first), torch.cuda.nvtx.range_end(second)
     assert [span.name for span in program.ranges] == ["a", "b"]
+
+
+def test_the_functions_of_a_cuda_build_do_not_reach_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentBlasHandle", time.time, raising=False)
+    refused = pytest.raises(AttributeError, match="_cuda_getCurrentBlasHandle is not answered")
+    with open_vgpu(load("h200")) as gpu, cuda_answered(gpu, load("h200")), refused:
+        torch.cuda.current_blas_handle()
 
 
 @pytest.mark.usefixtures("program")

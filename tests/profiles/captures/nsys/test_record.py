@@ -8,6 +8,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 from typer.testing import CliRunner
@@ -130,7 +131,7 @@ def test_a_scrubbed_export_gives_the_same_result(tmp_path, version):
     assert Reader().read(other / "capture.sqlite").environment == Reader().read(whole).environment
     content = (other / "capture.sqlite").read_bytes()
     assert b"hunter" not in content and b"hostname-of-a-user" not in content
-    with sqlite3.connect(other / "capture.sqlite") as connection:
+    with closing(sqlite3.connect(other / "capture.sqlite")) as connection:
         assert connection.execute("SELECT name FROM META_DATA_EXPORT").fetchall() == [
             ("EXPORT_SCHEMA_VERSION",)
         ]
