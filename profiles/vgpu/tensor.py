@@ -124,10 +124,16 @@ class DeviceTensor(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise RuntimeError("a vgpu tensor cannot be pickled; copy it to the host first")
 
+    def __format__(self, spec: str) -> str:
+        return format(str(self) if self.dim() else self.item(), spec)
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """Printing reads the values, which is a copy that the host waits for."""
-        values = self.held if CURRENT.get(None) is None else self.cpu()
-        return f"DeviceTensor({values!r}, device='{self.device}')"
+        """Torch's own, which reads many of the values one by one."""
+        if CURRENT.get(None) is None or self.held.is_meta:
+            return f"DeviceTensor({self.held!r}, device='{self.device}')"
+        text: str = torch._tensor_str._str(self, tensor_contents=tensor_contents)
+        text = text.replace("DeviceTensor(", "tensor(", 1).replace("\n      ", "\n")
+        return text.replace(f"device='{device()}'", f"device='{self.device}'")
 
 
 def wrap(held: torch.Tensor) -> DeviceTensor:

@@ -17,6 +17,15 @@ Names = Mapping[str, Any]
 
 PAGEABLE_BIG = 65536 // 4 + 1
 
+# Torch asks how many of the numbers are finite, compares each one with an integer, and all with three bounds of its
+# formats, measures the text of each, reads the tensor, and asks for the format of each (_tensor_str.py).
+PRINTED: list[Copy] = [
+    ("d2h", "pinned", 4, True),
+    *[("d2h", "pinned", 1, True)] * 9,
+    *[("d2h", "pinned", 4, True)] * 6,
+    ("d2h", "pageable", 24, True),
+    *[("d2h", "pinned", 1, True)] * 6,
+]
 # expression, copies, whether the host waited for the device
 TABLE: list[tuple[str, list[Copy], bool]] = [
     # one number to the host, openly or not
@@ -38,9 +47,10 @@ TABLE: list[tuple[str, list[Copy], bool]] = [
     ("pinned[2:4].copy_(x[:2], non_blocking=True)", [("d2h", "pinned", 8, False)], False),
     ("host.copy_(x, non_blocking=True)", [("d2h", "pageable", 24, True)], True),
     ("host.copy_(x)", [("d2h", "pageable", 24, True)], True),
-    ("str(x)", [("d2h", "pageable", 24, True)], True),
-    ("repr(x)", [("d2h", "pageable", 24, True)], True),
-    ("f'{x}'", [("d2h", "pageable", 24, True)], True),
+    ("str(x)", PRINTED, True),
+    ("repr(x)", PRINTED, True),
+    ("f'{x}'", PRINTED, True),
+    ("f'{x[0]:.2f} {x[0]}'", [("d2h", "pinned", 4, True)] * 2, True),
     # tensors to the device
     ("host.to(device)", [("h2d", "pageable", 24, True)], True),
     ("x.copy_(host)", [("h2d", "pageable", 24, True)], True),
@@ -164,6 +174,8 @@ def test_copies_of_every_expression(bench: Any, names: Names) -> None:
     ("expression", "expected"),
     [
         ("x.__setitem__(0, 5.0) or x.tolist()", [5.0, 1, 1, 1, 1, 1]),
+        ("repr(2 * table)[:36]", "tensor([[2., 2.],\n        [2., 2.],\n"),
+        ("f'{x[0]:.2f} {x[0]}'", "1.00 1.0"),
         ("x.__setitem__(slice(1, 3), 5.0) or x.tolist()", [1, 5.0, 5.0, 1, 1, 1]),
         ("x.__setitem__(ids, 5.0) or x.tolist()", [5.0, 5.0, 5.0, 1, 1, 1]),
         ("table.__setitem__(table[:, 0] > 0, 0.0) or table.sum().item()", 0.0),
