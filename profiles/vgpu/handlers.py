@@ -104,9 +104,17 @@ def _view(gpu: VirtualGpu, func: torch._ops.OpOverload) -> Handler:
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         runtime.now += runtime.torch_call
         out = op(args[0].held, *args[1:], **kwargs)
-        return wrap(out) if type(out) is torch.Tensor else [wrap(o) for o in out]
+        return _wrapped_view(args[0], out)
 
     return handler
+
+
+def _wrapped_view(base: torch.Tensor, out: Any) -> Any:
+    """In ``torch.inference_mode``, too, a view of an ordinary tensor is an ordinary tensor."""
+    if torch.is_inference_mode_enabled() and not base.is_inference():
+        with torch._C._InferenceMode(False):
+            return mapped(out, wrap)
+    return wrap(out) if type(out) is torch.Tensor else mapped(out, wrap)
 
 
 _ALIAS: Final = torch.ops.aten.alias.default._op
@@ -131,7 +139,7 @@ def _reshape(gpu: VirtualGpu, func: torch._ops.OpOverload) -> Handler:
             op(made, *unwrap(args[1:]), **unwrap_named(kwargs))
         if 0 < before < made.untyped_storage().nbytes() and func._schema.name != "aten::set_":
             runtime.copy_within(before)
-        target.data = wrap(made)
+        target.data = _wrapped_view(target, made)
         return target
 
     return handler

@@ -154,6 +154,18 @@ def test_a_checkpoint_is_loaded_onto_cuda(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("program")
+def test_views_of_ordinary_tensors_are_ordinary_in_inference_mode() -> None:
+    made = torch.zeros(2, 3, device="cuda")
+    with torch.inference_mode():
+        views = [made[0], made.t(), *made.split(1), made.detach(), made.data, *made.unbind()]
+        made[0] += 1
+        made.unsqueeze_(0)
+        assert (made + 1)[0].is_inference()
+    assert not any(view.is_inference() for view in views)
+    assert made.tolist() == [[[1, 1, 1], [0, 0, 0]]]
+
+
+@pytest.mark.usefixtures("program")
 def test_threads_have_the_device_and_their_own_current_stream() -> None:
     side, seen = torch.cuda.Stream(), []
 
