@@ -25,6 +25,7 @@ from ..vgpu.patching import attributes_set
 from ..vgpu.streams import Event, Stream
 from ..vgpu.tensor import DeviceTensor
 from .autocast import autocast_patches
+from .checkpoints import checkpoint_patches
 from .cuda_module import accelerator, cuda_module
 from .cuda_program import CUDA, CudaDeviceNames, CudaProgram
 
@@ -107,7 +108,7 @@ def torch_functions(program: CudaProgram, names: CudaDeviceNames) -> Iterator[tu
     yield torch, "get_default_device", get_default_device
     for module in (_foreach_utils, optimizer):  # CUDA's optimizers update all parameters by one kernel
         yield module, "_foreach_supported_types", [*module._foreach_supported_types, DeviceTensor]
-    yield torch, "load", _loaded(torch.load, names)
+    yield from checkpoint_patches(names)
     yield torch, "compile", _uncompiled(program)
     yield (
         torch.nn.Module,
@@ -140,27 +141,6 @@ def _emulated(original: Any, emulated: Any, names: CudaDeviceNames) -> Callable[
         return emulated(**options)
 
     return make
-
-
-def _loaded(original: Callable[..., Any], names: CudaDeviceNames) -> Callable[..., Any]:
-    def load(f: Any, map_location: Any = None, *args: Any, **options: Any) -> Any:
-        """Each tensor is copied to the virtual GPU after it was read, if that is the location for all."""
-        device = names.placed(map_location)
-        if device is map_location:
-            return original(f, map_location, *args, **options)
-        return _moved(original(f, "cpu", *args, **options), device)
-
-    return load
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, (torch.Tensor, torch.nn.Module)):
-        return value.to(device)
-    if isinstance(value, dict):
-        value.update({key: _moved(part, device) for key, part in value.items()})
-    elif isinstance(value, list):
-        value[:] = [_moved(part, device) for part in value]
-    return tuple(_moved(part, device) for part in value) if type(value) is tuple else value
 
 
 def _uncompiled(program: CudaProgram) -> Callable[..., Any]:

@@ -153,6 +153,25 @@ def test_a_checkpoint_is_loaded_onto_cuda(tmp_path: Path) -> None:
     assert not torch.load(file)["steps"][0].is_cuda
 
 
+@pytest.mark.parametrize("options", [{}, {"_use_new_zipfile_serialization": False}])
+def test_a_checkpoint_of_cuda_copies_each_memory_once(tmp_path: Path, options: dict[str, bool]) -> None:
+    file, sink = tmp_path / "model.pt", WindowRecorder()
+    with open_vgpu(load("h200"), sink=sink, gradients=True) as gpu, cuda_answered(gpu, load("h200")):
+        rows, layer = torch.arange(6.0).cuda().view(2, 3), nn.Linear(2, 2).cuda()
+        gpu.flush()
+        sink.windows.clear()
+        torch.save({"rows": rows, "last": rows[1], "layer": layer}, file, **options)
+        found = torch.load(file, map_location="cuda" if options else None, weights_only=False)
+        on_host = torch.load(file, map_location=lambda storage, _: storage, weights_only=False)
+        gpu.flush()
+        copies = [op.kind for window in sink.windows for op in window.ops if op.kind in ("h2d", "d2h")]
+        assert found["last"].is_cuda and found["rows"].zero_().any() == found["last"].any()
+        assert isinstance(found["layer"].weight, nn.Parameter) and found["layer"].weight.requires_grad
+        assert torch.equal(found["layer"].weight, layer.weight)
+        assert on_host["last"].tolist() == [3, 4, 5] and not on_host["last"].is_cuda
+    assert copies == ["d2h"] * 3 + ["h2d"] * 3
+
+
 @pytest.mark.usefixtures("program")
 def test_views_of_ordinary_tensors_are_ordinary_in_inference_mode() -> None:
     made = torch.zeros(2, 3, device="cuda")
