@@ -26,11 +26,12 @@ def _unanswered(*of: Any) -> NoReturn:
     raise AttributeError(f"{of[-1]} is not answered by the virtual GPU")
 
 
-def _calls_of_a_cuda_build() -> Iterator[Patch]:
-    """The functions that only a build of torch with CUDA has. They would use the machine's own GPU."""
-    for name, value in [*vars(torch._C).items()]:
-        if name.startswith("_cuda_") and isinstance(value, BuiltinFunctionType):
-            yield torch._C, name, lambda *_, of=name, **__: _unanswered(of)
+def _refused() -> Iterator[Patch]:
+    """What would use the machine's own GPU: functions that only a build of torch with CUDA has, and classes."""
+    found = [name for name, value in vars(torch._C).items() if isinstance(value, BuiltinFunctionType)]
+    calls = [(torch._C, name) for name in found if name.startswith("_cuda_")]
+    for owner, name in (*calls, (torch.cuda, "ExternalStream"), (torch.cuda, "MemPool")):
+        yield owner, name, lambda *_, of=name, **__: _unanswered(of)
 
 
 class _Cudart:
@@ -72,7 +73,7 @@ def cuda_module(
     answers = {**_devices(names, properties), **_work(gpu), **_random(gpu), **_constants(program, properties)}
     yield from _answered(answers, torch.cuda, *(getattr(torch.cuda, name) for name in _SUBMODULES))
     yield torch._C, "__getattr__", _unanswered
-    yield from _calls_of_a_cuda_build()
+    yield from _refused()
     for attribute in ("range_start", "range_end", "range_push", "range_pop", "mark", "range"):
         yield torch.cuda.nvtx, attribute, getattr(program, attribute)
     yield torch.cuda.nccl, "version", program.default("torch.cuda.nccl.version", _NCCL)

@@ -110,6 +110,7 @@ def torch_functions(program: CudaProgram, names: CudaDeviceNames) -> Iterator[tu
         yield module, "_foreach_supported_types", [*module._foreach_supported_types, DeviceTensor]
     yield from checkpoint_patches(names)
     yield torch, "compile", _uncompiled(program)
+    yield torch.compiler, "cudagraph_mark_step_begin", lambda: None
     yield (
         torch.nn.Module,
         "compile",

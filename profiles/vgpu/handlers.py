@@ -75,6 +75,8 @@ class OpHandlers(dict[int, Handler]):
             return custom_handler(gpu, custom)
         if name in self._by_name:
             return self._by_name[name]
+        if "sparse" in name:
+            raise RuntimeError(f"{name}: the virtual GPU has no sparse tensors")
         if name in LIKES:
             return like_handler(gpu, name)
         if name in ("cat", "stack") and not schema.is_mutable:

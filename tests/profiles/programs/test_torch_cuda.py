@@ -127,9 +127,16 @@ def test_streams_events_and_queries(program: CudaProgram) -> None:
     assert program.defaults == set()
     assert torch.cuda.memory_allocated() == 0
     assert program.defaults == {"torch.cuda.memory_allocated"}
-    for unanswered in (lambda: torch.cuda.cudart().cudaHostRegister(0, 1, 0), torch.cuda.current_blas_handle):
+    for unanswered in (
+        lambda: torch.cuda.cudart().cudaHostRegister(0, 1, 0),
+        torch.cuda.current_blas_handle,
+        lambda: torch.cuda.ExternalStream(0),
+        torch.cuda.MemPool,
+    ):
         with pytest.raises(AttributeError, match="is not answered by the virtual GPU"):
             unanswered()
+    with pytest.raises(RuntimeError, match="no sparse tensors"):
+        torch.eye(2, device="cuda").to_sparse()
     first, second = map(torch.cuda.nvtx.range_start, "ab")
     torch.cuda.nvtx.range_end(first), torch.cuda.nvtx.range_end(second)
     assert [span.name for span in program.ranges] == ["a", "b"]
