@@ -13,6 +13,7 @@ script, and the result is that of what the script had done.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import runpy
@@ -24,6 +25,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final, NamedTuple, cast
@@ -42,7 +44,7 @@ from ..record.environment import environment
 from ..record.result import PROGRAM, Abstained, Hazards, Result
 from ..record.timeline import Window
 from ..run.declared_hazards import split_declared
-from ..vgpu.device import VirtualGpu
+from ..vgpu.device import CURRENT, Absent, VirtualGpu
 from ..vgpu.gpu import open_vgpu
 from ..vgpu.ledger import LedgerContext
 from ..vgpu.patching import attributes_set
@@ -123,23 +125,43 @@ def _run(request: WatchRequest) -> str | None:
         make(pool, *args, **kwargs)
         pools.add(pool)
 
+    exits, process = list[Callable[[], object]](), os.getpid()
+
+    def at_exit(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        exits.append(partial(function, *args, **kwargs))
+        return function
+
+    def not_at_exit(function: Callable[..., Any]) -> None:
+        exits[:] = [call for call in exits if cast(Any, call).func != function]
+
     argv, path = [request.script, *request.arguments], [folder, *sys.path]
-    with attributes_set([(sys, "argv", argv), (sys, "path", path), (ThreadPoolExecutor, "__init__", made)]):
+    set_for_it = [(sys, "argv", argv), (sys, "path", path), (ThreadPoolExecutor, "__init__", made)]
+    set_for_it += [(atexit, "register", at_exit), (atexit, "unregister", not_at_exit)]
+    with attributes_set(set_for_it):
         try:
             runpy.run_path(script, run_name="__main__")
-        except SystemExit as end:
-            return None if end.code in (None, 0) else f"exited with {end.code}"
+            if os.getpid() != process:
+                sys.exit()
         except KeyboardInterrupt:
             raise
         except BaseException as error:
+            if os.getpid() != process:  # a process that the script forked ends as in a program of its own
+                raise
+            if isinstance(error, SystemExit):
+                return None if error.code in (None, 0) else f"exited with {error.code}"
             traceback.print_exception(type(error), error, _from_script(error.__traceback__, script))
             return f"{type(error).__name__}: {error}"
-        finally:
-            for pool in list(pools):  # as Python does before it exits
+        finally:  # as Python does before it exits
+            for pool in list(pools):
                 pool.shutdown()
             for thread in threading.enumerate():
                 if thread not in others and not thread.daemon:
                     thread.join()
+            while exits:
+                try:
+                    exits.pop()()
+                except Exception:
+                    traceback.print_exc()
     return None
 
 
@@ -270,7 +292,7 @@ def main(arguments: Sequence[str]) -> None:
     _end_with_reader(int(number))
     # What the program starts answers nothing, and may outlast it.
     os.set_inheritable(int(number), False)
-    os.register_at_fork(after_in_child=lambda: os.dup2(os.open(os.devnull, os.O_WRONLY), int(number)))
+    os.register_at_fork(after_in_child=lambda: _forked(int(number)))
     signal.signal(signal.SIGINT, _interrupt)
     sys.unraisablehook = _unraisable
     with os.fdopen(int(number), "w", encoding="utf-8") as answers:
@@ -280,6 +302,20 @@ def main(arguments: Sequence[str]) -> None:
         except ProgramError as error:
             answer = json.dumps({"error": f"{request.script}: {error}"})
         answers.write(answer)
+
+
+def _forked(number: int) -> None:
+    """In a process that the script forked: nothing is answered, and what the device did before cannot be continued."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    gpu = CURRENT.get()
+    if isinstance(gpu, VirtualGpu) and gpu.clock.now():
+        CURRENT.set(cast(VirtualGpu, Absent(_IN_FORK)))
+
+
+_IN_FORK: Final = (  # CUDA's
+    "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start "
+    "method"
+)
 
 
 def _end_with_reader(number: int) -> None:

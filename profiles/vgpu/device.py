@@ -82,14 +82,18 @@ class VirtualGpu:
         return self.watcher.found(self.sites, self.streams)
 
 
-class _Closed:
-    """Stands for the virtual GPU while none is open."""
+class Absent:
+    """Stands for a virtual GPU that cannot be used. Every use raises RuntimeError with the reason."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise RuntimeError("no virtual GPU is open")
+        raise RuntimeError(self._reason)
 
 
-CURRENT: ContextVar[VirtualGpu] = ContextVar("vgpu", default=cast("VirtualGpu", _Closed()))  # noqa: B039 - has no state
+_NONE_OPEN = cast("VirtualGpu", Absent("no virtual GPU is open"))
+CURRENT: ContextVar[VirtualGpu] = ContextVar("vgpu", default=_NONE_OPEN)
 
 
 @cache
