@@ -70,11 +70,11 @@ def cuda_module(
 ) -> Iterator[Patch]:
     """The attributes of ``torch.cuda`` and of its submodules. The virtual GPU's own are looked up as they are then."""
     properties = DeviceProperties(hardware)
-    answers = {**_devices(names, properties), **_work(gpu), **_random(gpu), **_constants(program, properties)}
+    answers = {**_devices(names, properties), **_work(gpu), **_constants(program, properties)}
     yield from _answered(answers, torch.cuda, *(getattr(torch.cuda, name) for name in _SUBMODULES))
     yield torch._C, "__getattr__", _unanswered
     yield from _refused()
-    for attribute in ("range_start", "range_end", "range_push", "range_pop", "mark", "range"):
+    for attribute in ("range_start", "range_end", "range_push", "range_pop", "mark"):
         yield torch.cuda.nvtx, attribute, getattr(program, attribute)
     yield torch.cuda.nccl, "version", program.default("torch.cuda.nccl.version", _NCCL)
     yield torch.backends.cuda, "is_built", lambda: True
@@ -102,7 +102,6 @@ def _devices(names: CudaDeviceNames, properties: DeviceProperties) -> Mapping[st
     return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "init": lambda: None,
         "_lazy_init": lambda: None,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
@@ -115,7 +114,7 @@ def _devices(names: CudaDeviceNames, properties: DeviceProperties) -> Mapping[st
 
 
 def _work(gpu: VirtualGpu) -> Mapping[str, Any]:
-    """Streams, events and graphs."""
+    """Streams, events, graphs and random numbers."""
     module: Any = torch.get_device_module(gpu.device)
     same = (
         "CUDAGraph",
@@ -131,30 +130,12 @@ def _work(gpu: VirtualGpu) -> Mapping[str, Any]:
         "Stream": Stream,
         "Event": Event,
         "StreamContext": StreamContext,
-        "stream": StreamContext,
         "is_current_stream_capturing": lambda: gpu.runtime.capture is not None,
         "cudart": _Cudart,
+        # The virtual GPU draws its random numbers from the host's generator.
+        "default_generators": (torch.default_generator,),
         "_sleep": lambda cycles: gpu.runtime.kernel("spin_kernel", cycles // _CYCLES_PER_NS),
         "check_error": lambda _: None,
-    }
-
-
-def _random(gpu: VirtualGpu) -> Mapping[str, Any]:
-    """The virtual GPU draws its random numbers from the host's generator."""
-    module: Any = torch.get_device_module(gpu.device)
-    host = torch.default_generator
-    return {
-        "manual_seed": lambda seed: host.manual_seed(seed) and None,
-        "manual_seed_all": lambda seed: host.manual_seed(seed) and None,
-        "seed": lambda: host.seed() and None,
-        "seed_all": lambda: host.seed() and None,
-        # A function of torch.cuda's own, by which a compiler finds it.
-        "initial_seed": lambda: host.initial_seed(),
-        "default_generators": (host,),
-        "get_rng_state": module.get_rng_state,
-        "set_rng_state": module.set_rng_state,
-        "get_rng_state_all": lambda: [module.get_rng_state()],
-        "set_rng_state_all": lambda states: module.set_rng_state(*states),
     }
 
 

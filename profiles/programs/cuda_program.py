@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -51,14 +50,6 @@ class CudaProgram:
 
     def mark(self, message: str) -> None:
         self.range_end(self.range_start(message))
-
-    @contextmanager
-    def range(self, message: str, *args: Any, **kwargs: Any) -> Iterator[None]:
-        self.range_push(message.format(*args, **kwargs))
-        try:
-            yield
-        finally:
-            self.range_pop()
 
     def default(self, name: str, value: Any) -> Callable[..., Any]:
         """A function that returns ``value``."""

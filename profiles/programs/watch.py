@@ -25,7 +25,6 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final, NamedTuple, cast
@@ -125,43 +124,26 @@ def _run(request: WatchRequest) -> str | None:
         make(pool, *args, **kwargs)
         pools.add(pool)
 
-    exits, process = list[Callable[[], object]](), os.getpid()
-
-    def at_exit(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        exits.append(partial(function, *args, **kwargs))
-        return function
-
-    def not_at_exit(function: Callable[..., Any]) -> None:
-        exits[:] = [call for call in exits if cast(Any, call).func != function]
-
-    argv, path = [request.script, *request.arguments], [folder, *sys.path]
-    set_for_it = [(sys, "argv", argv), (sys, "path", path), (ThreadPoolExecutor, "__init__", made)]
-    set_for_it += [(atexit, "register", at_exit), (atexit, "unregister", not_at_exit)]
-    with attributes_set(set_for_it):
+    argv, path, process = [request.script, *request.arguments], [folder, *sys.path], os.getpid()
+    with attributes_set([(sys, "argv", argv), (sys, "path", path), (ThreadPoolExecutor, "__init__", made)]):
         try:
             runpy.run_path(script, run_name="__main__")
             if os.getpid() != process:
                 sys.exit()
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:
-            if os.getpid() != process:  # a process that the script forked ends as in a program of its own
+            # A process that the script forked ends as in a program of its own.
+            if os.getpid() != process or isinstance(error, KeyboardInterrupt):
                 raise
             if isinstance(error, SystemExit):
                 return None if error.code in (None, 0) else f"exited with {error.code}"
             traceback.print_exception(type(error), error, _from_script(error.__traceback__, script))
             return f"{type(error).__name__}: {error}"
-        finally:  # as Python does before it exits
-            for pool in list(pools):
+        finally:
+            for pool in list(pools):  # as Python does before it exits
                 pool.shutdown()
             for thread in threading.enumerate():
                 if thread not in others and not thread.daemon:
                     thread.join()
-            while exits:
-                try:
-                    exits.pop()()
-                except Exception:
-                    traceback.print_exc()
     return None
 
 
@@ -296,9 +278,14 @@ def main(arguments: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, _interrupt)
     sys.unraisablehook = _unraisable
     with os.fdopen(int(number), "w", encoding="utf-8") as answers:
+
+        def ended() -> None:
+            atexit._run_exitfuncs()  # the program's, which may use the device
+            print(file=answers, flush=True)
+
         print(file=answers, flush=True)
         try:
-            answer = watched(request, lambda: print(file=answers, flush=True)).to_json()
+            answer = watched(request, ended).to_json()
         except ProgramError as error:
             answer = json.dumps({"error": f"{request.script}: {error}"})
         answers.write(answer)
