@@ -51,28 +51,24 @@ _KEPT: Final[dict[int, tuple[ref[torch.Tensor], torch.Tensor]]] = {}
 def _kernel(func: torch._ops.OpOverload, rule: str) -> Operator:
     """The operator with its arguments cast by the rule."""
     names = [argument.name for argument in func._schema.arguments]
-    by_rule: dict[str, Operator] = {
-        "LOWER_PRECISION_FP": lambda args, named: _with(func, _lower(), args, named),
-        "FP32": lambda args, named: _with(func, torch.float32, args, named),
-        "PROMOTE": lambda args, named: _with(func, _widest((*args, *named.values())), args, named),
-        "FP32_SET_OPT_DTYPE": lambda args, named: _set_dtype(func, names, args, named),
-        "FP32_APPEND_DTYPE": lambda args, named: _append_dtype(func, args, named),
-        "BANNED": lambda *_: _refuse(func),
-    }
-    apply = by_rule[rule]
 
     def cast(*args: Any, **named: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_KEYS):
-            return apply(args, named)
+            if rule == "FP32_SET_OPT_DTYPE":
+                return _set_dtype(func, names, args, named)
+            if rule == "FP32_APPEND_DTYPE":
+                return _append_dtype(func, args, named)
+            if rule == "BANNED":
+                raise RuntimeError(
+                    f"{func.overloadpacket.__name__} is unsafe under autocast, since its gradient may not fit: "
+                    "use binary_cross_entropy_with_logits"
+                )
+            dtype = torch.float32
+            if rule != "FP32":
+                dtype = _lower() if rule == "LOWER_PRECISION_FP" else _widest((*args, *named.values()))
+            return func(*_cast(args, dtype), **{name: _cast(arg, dtype) for name, arg in named.items()})
 
     return cast
-
-
-def _with(func: Operator, dtype: torch.dtype, args: Sequence[Any], named: dict[str, Any]) -> Any:
-    return func(
-        *(_cast(arg, dtype) for arg in args),
-        **{name: _cast(arg, dtype) for name, arg in named.items()},
-    )
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
@@ -123,13 +119,6 @@ def _append_dtype(func: torch._ops.OpOverload, args: Sequence[Any], named: dict[
     if func._overloadname == "Scalar" and len(args) == 1 and not named:
         args = (*args, 2)
     return other(*args, **named, dtype=torch.float32 if _is_eligible(args[0]) else args[0].dtype)
-
-
-def _refuse(func: torch._ops.OpOverload) -> Any:
-    raise RuntimeError(
-        f"{func.overloadpacket.__name__} is unsafe under autocast, since its gradient may not fit: "
-        "use binary_cross_entropy_with_logits"
-    )
 
 
 @cache

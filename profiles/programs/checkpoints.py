@@ -5,7 +5,7 @@ As on CUDA, the memory of tensors that share it is copied as a whole and once.""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,12 +16,7 @@ from ..vgpu.tensor import DeviceTensor
 from .cuda_program import CUDA, CudaDeviceNames
 
 
-def checkpoint_patches(names: CudaDeviceNames) -> Iterator[tuple[Any, str, Any]]:
-    yield torch, "save", _saved(torch.save)
-    yield torch, "load", _loaded(torch.load, names)
-
-
-def _saved(original: Callable[..., None]) -> Callable[..., None]:
+def saved(original: Callable[..., None]) -> Callable[..., None]:
     def save(*args: Any, **options: Any) -> None:
         copies: dict[int, TypedStorage] = {}
 
@@ -44,7 +39,7 @@ def _saved(original: Callable[..., None]) -> Callable[..., None]:
     return save
 
 
-def _loaded(original: Callable[..., Any], names: CudaDeviceNames) -> Callable[..., Any]:
+def loaded(original: Callable[..., Any], names: CudaDeviceNames) -> Callable[..., Any]:
     rebuild: Any = torch._utils._rebuild_tensor
 
     def load(f: Any, map_location: Any = None, *args: Any, **options: Any) -> Any:

@@ -25,7 +25,7 @@ from ..vgpu.patching import attributes_set
 from ..vgpu.streams import Event, Stream
 from ..vgpu.tensor import DeviceTensor
 from .autocast import autocast_patches
-from .checkpoints import checkpoint_patches
+from .checkpoints import loaded, saved
 from .cuda_module import accelerator, cuda_module
 from .cuda_program import CUDA, CudaDeviceNames, CudaProgram
 
@@ -108,7 +108,8 @@ def torch_functions(program: CudaProgram, names: CudaDeviceNames) -> Iterator[tu
     yield torch, "get_default_device", get_default_device
     for module in (_foreach_utils, optimizer):  # CUDA's optimizers update all parameters by one kernel
         yield module, "_foreach_supported_types", [*module._foreach_supported_types, DeviceTensor]
-    yield from checkpoint_patches(names)
+    yield torch, "save", saved(torch.save)
+    yield torch, "load", loaded(torch.load, names)
     yield torch, "compile", _uncompiled(program)
     yield torch.compiler, "cudagraph_mark_step_begin", lambda: None
     yield (

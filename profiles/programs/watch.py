@@ -296,13 +296,8 @@ def _forked(number: int) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     gpu = CURRENT.get()
     if isinstance(gpu, VirtualGpu) and gpu.clock.now():
-        CURRENT.set(cast(VirtualGpu, Absent(_IN_FORK)))
-
-
-_IN_FORK: Final = (  # CUDA's
-    "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start "
-    "method"
-)
+        why = "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
+        CURRENT.set(cast(VirtualGpu, Absent(why + "'spawn' start method")))  # CUDA's words
 
 
 def _end_with_reader(number: int) -> None:
