@@ -75,6 +75,8 @@ class OpHandlers(dict[int, Handler]):
             return custom_handler(gpu, custom)
         if name in self._by_name:
             return self._by_name[name]
+        if schema.name.startswith("c10d::") and len(schema.returns) == 2:
+            return _collective(_functional(gpu, func, name))
         if "sparse" in name:
             raise RuntimeError(f"{name}: the virtual GPU has no sparse tensors")
         if name in LIKES:
@@ -117,6 +119,20 @@ def _wrapped_view(base: torch.Tensor, out: Any) -> Any:
         with torch._C._InferenceMode(False):
             return mapped(out, wrap)
     return wrap(out) if type(out) is torch.Tensor else mapped(out, wrap)
+
+
+def _collective(one_kernel: Handler) -> Handler:
+    """A collective of torch.distributed, which ends within the call: what others get from its work are the device's
+    tensors, not those that hold the values."""
+    c10d: Any = torch._C._distributed_c10d
+
+    def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        torch.distributed.Work.unbox(one_kernel(args, kwargs)[1]).wait()
+        ended: Any = torch.futures.Future()
+        ended.set_result(args[0])
+        return args[0], c10d._create_work_from_future(ended).boxed()
+
+    return handler
 
 
 _ALIAS: Final = torch.ops.aten.alias.default._op

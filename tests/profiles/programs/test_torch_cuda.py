@@ -82,6 +82,23 @@ def test_a_composition_that_is_a_kernel_on_cuda_counts_as_one() -> None:
     assert names == ["scaled_dot_product_attention", "rms_norm"]
 
 
+def test_gradients_of_a_collective_are_not_uploaded() -> None:
+    sink = WindowRecorder()
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with open_vgpu(load("h200"), sink=sink, gradients=True) as gpu, cuda_answered(gpu, load("h200")):
+            model = nn.parallel.DistributedDataParallel(nn.Linear(2, 2).cuda(), device_ids=[0])
+            for _ in range(3):  # the second step sends the order of the gradients
+                gpu.flush()
+                sink.windows.clear()
+                model(torch.ones(1, 2, device="cuda")).sum().backward()
+            gpu.flush()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert "allreduce_" in sink.names
+    assert not [op for window in sink.windows for op in window.ops if op.kind in ("h2d", "d2h")]
+
+
 @pytest.mark.usefixtures("program")
 def test_tensors_say_that_they_are_on_cuda() -> None:
     made = torch.zeros(3, device="cuda")
