@@ -1,4 +1,5 @@
-"""Allocation for batches: the cache is evicted to make room, and a plan that cannot be met is an error."""
+"""Allocation for batches: the cache is evicted to make room, and a plan that cannot be met is an error. What the tree
+of the cache keeps, test_radix_tree.py asks."""
 
 from __future__ import annotations
 
@@ -43,6 +44,28 @@ def test_the_cache_is_evicted_only_when_the_allocator_runs_short(cache: RadixCac
 
     assert cache.evictable_size() + cache.protected_size() == 0
     assert cache.token_to_kv_pool_allocator.available_size() == 1
+
+
+def test_evicted_slots_return_to_the_allocator(cache: RadixCache) -> None:
+    fill(cache, 1, 2, 3, 4, 5)
+
+    assert cache.evict(1) == 5
+    assert sorted(cache.token_to_kv_pool_allocator.free_pages.tolist()) == list(range(1, 7))
+
+
+def test_an_empty_tree_and_an_empty_prompt_match_nothing(cache: RadixCache) -> None:
+    match = cache.match_prefix(array("q", [1, 2, 3]))
+    assert match.device_indices.tolist() == []
+    assert (match.last_node, match.matched) == (cache.tree.root, 0)
+
+    fill(cache, 1, 2)
+    assert cache.match_prefix(array("q")).matched == 0
+
+
+def test_unlocking_too_often_is_an_error(cache: RadixCache) -> None:
+    fill(cache, 1)
+    with pytest.raises(AssertionError, match="unlocked"):
+        cache.dec_lock_ref(cache.match_prefix(array("q", [1])).last_node)
 
 
 def test_what_is_locked_is_not_taken(cache: RadixCache) -> None:

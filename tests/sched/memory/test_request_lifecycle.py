@@ -214,14 +214,6 @@ def test_a_second_request_reuses_the_pages_of_the_first(page_size: int) -> None:
     engine.verify()
 
 
-def test_equal_prompts_of_one_batch_end_with_one_copy(page_size: int) -> None:
-    engine = Engine(radix=True, page_size=page_size)
-    first, second = engine.admit([list(range(32)), list(range(32))], chunk=128)
-
-    assert engine.row(first)[:32] == engine.row(second)[:32]
-    assert engine.cache.protected_size() == 32
-
-
 def test_a_partial_page_stays_with_the_request(page_size: int) -> None:
     engine = Engine(radix=True, page_size=page_size)
     (req,) = engine.admit([list(range(35))], chunk=128)
@@ -253,17 +245,6 @@ def test_a_released_request_owns_nothing() -> None:
     assert req.prefix_indices is None
     assert (req.cache_protected_len, req.kv_committed_len, req.kv_allocated_len) == (0, 0, 0)
     assert engine.cache.protected_size() == 0
-
-
-def test_chunks_without_a_tree_continue_from_their_row(page_size: int) -> None:
-    engine = Engine(radix=False, page_size=page_size)
-    (req,) = engine.admit([list(range(40))], chunk=23)
-
-    assert req.prefix_indices is not None
-    assert req.prefix_indices.tolist() == engine.row(req)[:23]
-    engine.extend([req], 128)
-    engine.release(req, is_insert=True)
-    assert engine.cache.token_to_kv_pool_allocator.available_size() == 160
 
 
 def test_speculation_gives_back_what_it_allocated_ahead() -> None:
