@@ -114,6 +114,11 @@ def recalled_answer(req: Request) -> list[int]:
     raise AssertionError
 
 
+def check_answers(done: Iterable[Request]) -> None:
+    for req in done:
+        assert list(req.output_ids) == recalled_answer(req)
+
+
 class ForgettingPool(ReqToTokenPool):
     """A newly allocated row holds no token: the relay's row is reset to its state before the first stash."""
 
@@ -155,6 +160,7 @@ class EngineRun:
     watch: Callable[[Scheduler], None] = no_watch
     engine: Engine = field(init=False)
     source: ListSource = field(init=False)
+    current: Scheduler = field(init=False)
 
     def run(self, requests: Sequence[Request]) -> list[Request]:
         scheduler = self.scheduler(requests)
@@ -165,7 +171,8 @@ class EngineRun:
     def scheduler(self, requests: Sequence[Request]) -> Scheduler:
         self.source = ListSource(requests)
         self.engine = self._engine()
-        return WatchedScheduler(self.engine, self.watch)
+        self.current = WatchedScheduler(self.engine, self.watch)
+        return self.current
 
     def _engine(self) -> Engine:
         config = self.config

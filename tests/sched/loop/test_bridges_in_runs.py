@@ -15,9 +15,8 @@ from tests.sched.loop.cpu_engine import (
     LOOPS,
     EngineRun,
     RunRecorder,
+    check_answers,
     config,
-    outputs,
-    recalled_answer,
     request,
     requests,
 )
@@ -39,7 +38,7 @@ def test_a_prefill_whose_requests_all_ended_is_not_merged(overlap: bool) -> None
     steady = request("steady", range(400, 420), 30)
     engine_run = EngineRun(config(overlap=overlap), recall=True, watch=check_rows, observer=recorder)
     engine_run.run([steady, *crowd])
-    assert all(list(req.output_ids) == recalled_answer(req) for req in [steady, *crowd])
+    check_answers([steady, *crowd])
     kinds = [info.kind for info in recorder.launches]
     assert "prefill" in kinds[kinds.index("decode") :]
 
@@ -48,7 +47,7 @@ def test_an_emptied_batch_is_replaced_not_merged() -> None:
     first = request("first", range(300, 310), 3)
     second = request("second", range(330, 340), 3, arrival=60_000)
     EngineRun(config(), recall=True, watch=check_rows).run([first, second])
-    assert list(second.output_ids) == recalled_answer(second)
+    check_answers([second])
 
 
 class Stashes:
@@ -88,7 +87,7 @@ def test_logprob_requests_are_not_mixed() -> None:
         requests(8, every_ns=3000, sampling=sampling)
     )
     assert recorder.kinds == {"prefill", "decode"}
-    assert outputs(done) == {req.id: recalled_answer(req) for req in done}
+    check_answers(done)
 
 
 def test_two_streams_of_one_device_are_one() -> None:

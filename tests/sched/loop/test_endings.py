@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 
@@ -77,34 +77,20 @@ def test_a_grammar_ends_its_request(overlap: bool) -> None:
     assert bytes(list(spelled.output_ids[:-1])) in (b"no", b"perhaps")
 
 
-class AbortingObserver(Observer):
-    """Aborts the victim when another request has ``after`` tokens, from the callback that a client's script uses."""
-
-    def __init__(self, after: int, victim: Request) -> None:
-        self.after = after
-        self.victim = victim
-        self.scheduler: Scheduler | None = None
-
-    def tokens(self, requests: Sequence[Request], count: int) -> None:  # noqa: ARG002
-        if any(req is not self.victim and len(req.output_ids) == self.after for req in requests):
-            assert self.scheduler is not None
-            self.scheduler.abort(self.victim, "enough")
-
-
-def run_with_abort(engine_run: EngineRun, aborting: AbortingObserver, requests: list[Request]) -> None:
-    def introduce(scheduler: Scheduler) -> None:
-        aborting.scheduler = scheduler
-
-    engine_run.observer, engine_run.watch = aborting, introduce
-    engine_run.run(requests)
-
-
 @LOOPS
 @pytest.mark.parametrize("max_running", [1, 2], ids=["waiting", "running"])
 def test_an_abort_during_settling(max_running: int, overlap: bool) -> None:
+    """It comes from the callback that a client's script uses."""
     other, victim = healthy(), request("victim", range(400, 440), 20)
     engine_run = EngineRun(config(overlap=overlap, max_running_requests=max_running), recall=True)
-    run_with_abort(engine_run, AbortingObserver(3, victim), [other, victim])
+
+    class Aborting(Observer):
+        def tokens(self, requests: Sequence[Request], count: int) -> None:  # noqa: ARG002
+            if other in requests and len(other.output_ids) == 3:
+                engine_run.current.abort(victim, "enough")
+
+    engine_run.observer = Aborting()
+    engine_run.run([other, victim])
     assert victim.status is Status.ABORTED and victim.reason == "enough"
     assert (len(victim.output_ids) > 0) == (max_running == 2) and len(victim.output_ids) < 8
     assert list(victim.output_ids) == recalled_answer(victim)[: len(victim.output_ids)]
@@ -195,22 +181,15 @@ def test_a_request_that_arrives_aborted_never_runs(overlap: bool) -> None:
     check_healthy(other)
 
 
-def abort_when(
-    condition: Callable[[Scheduler, Request], bool], victim: Request
-) -> Callable[[Scheduler], None]:
-    def watch(scheduler: Scheduler) -> None:
-        if condition(scheduler, victim) and not victim.to_finish:
-            scheduler.abort(victim, "enough")
-
-    return watch
-
-
 @LOOPS
 def test_an_abort_between_chunks_ends_at_the_first_token(overlap: bool) -> None:
     victim, other = request("victim", range(300, 400), 20), healthy()
-    engine_run = EngineRun(config(overlap=overlap, chunked_prefill_size=16), recall=True)
-    engine_run.watch = abort_when(lambda scheduler, req: scheduler.chunked_req is req, victim)
-    engine_run.run([victim, other])
+
+    def watch(scheduler: Scheduler) -> None:
+        if scheduler.chunked_req is victim and not victim.to_finish:
+            scheduler.abort(victim, "enough")
+
+    EngineRun(config(overlap=overlap, chunked_prefill_size=16), recall=True, watch=watch).run([victim, other])
     assert victim.status is Status.ABORTED and len(victim.output_ids) == 1
     check_healthy(other)
 

@@ -11,9 +11,8 @@ from tests.sched.loop.cpu_engine import (
     LOOPS,
     EngineRun,
     RunRecorder,
+    check_answers,
     config,
-    outputs,
-    recalled_answer,
     request,
     requests,
 )
@@ -39,7 +38,7 @@ def test_retracted_chunked_and_mixed(state: str, overlap: bool, page_size: int) 
     engine_run = EngineRun(engine, state=state, recall=True, observer=recorder)
     done = engine_run.run(requests(30, prompt=(4, 60), output=(8, 40), shared=16))
     assert recorder.retractions and recorder.kinds == {"prefill", "mixed", "decode"}
-    assert outputs(done) == {req.id: recalled_answer(req) for req in done}
+    check_answers(done)
 
 
 @STATES
@@ -47,7 +46,7 @@ def test_retracted_chunked_and_mixed(state: str, overlap: bool, page_size: int) 
 def test_without_chunks_or_cache(state: str, overlap: bool) -> None:
     engine = config(overlap=overlap, radix_cache=False, chunked_prefill_size=None)
     done = EngineRun(engine, state=state, recall=True).run(requests(12, every_ns=3000))
-    assert outputs(done) == {req.id: recalled_answer(req) for req in done}
+    check_answers(done)
 
 
 @STATES
@@ -60,7 +59,7 @@ def test_delayed_samples(state: str, overlap: bool) -> None:
     ]
     plain = requests(4, prompt=(4, 40), output=(20, 40))
     EngineRun(config(overlap=overlap, mixed_chunk=True), state=state, recall=True).run([*plain, *spelled])
-    assert all(list(req.output_ids) == recalled_answer(req) for req in plain)
+    check_answers(plain)
     assert all(req.status is Status.FINISHED for req in spelled)
     assert all(bytes(list(req.output_ids[:-1])) in (b"no", b"perhaps") for req in spelled)
 
@@ -70,7 +69,7 @@ def test_delayed_samples(state: str, overlap: bool) -> None:
 def test_any_barrier(state: str, barrier: str) -> None:
     engine_run = EngineRun(config(mixed_chunk=True), state=state, switches={"barrier": barrier}, recall=True)
     done = engine_run.run(requests(10, every_ns=3000))
-    assert outputs(done) == {req.id: recalled_answer(req) for req in done}
+    check_answers(done)
 
 
 @pytest.mark.parametrize("state", ["pr25774-before", "pr26020", "pr25945"])
@@ -83,7 +82,7 @@ def test_switches_that_change_no_token(state: str, switch: tuple[str, str]) -> N
         config(mixed_chunk=True, page_size=4), state=state, switches=dict([switch]), recall=True
     )
     done = engine_run.run(requests(10, every_ns=3000))
-    assert outputs(done) == {req.id: recalled_answer(req) for req in done}
+    check_answers(done)
 
 
 def test_the_ring_wraps_around_without_losing_a_token() -> None:
@@ -93,4 +92,4 @@ def test_the_ring_wraps_around_without_losing_a_token() -> None:
     done = engine_run.run(requests(12, prompt=(100, 150), output=(40, 60)))
     tokens = sum(len(req.output_ids) for req in done)
     assert tokens > 2 * engine_run.engine.relay.context.futures.output_tokens_buf.shape[0]
-    assert outputs(done) == {req.id: recalled_answer(req) for req in done}
+    check_answers(done)

@@ -6,14 +6,17 @@ import pytest
 
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.request import Request
-from tests.sched.loop.cpu_engine import LOOPS, EngineRun, RunRecorder, config, recalled_answer, request
+from tests.sched.loop.cpu_engine import (
+    LOOPS,
+    EngineRun,
+    RunRecorder,
+    check_answers,
+    config,
+    recalled_answer,
+    request,
+)
 
 CARELESS = 0.02  # so little is expected of running requests that the pool is overbooked
-
-
-def check_answers(done: list[Request]) -> None:
-    for req in done:
-        assert list(req.output_ids) == recalled_answer(req)
 
 
 @LOOPS
