@@ -1,4 +1,4 @@
-"""Programs that tests run in their own processes, and that print JSON."""
+"""Programs that tests run in their own processes: those that print JSON, those of ranks, and whether one still runs."""
 
 from __future__ import annotations
 
@@ -49,3 +49,12 @@ def rank_processes(module: str, ranks: int) -> Iterator[Sequence[subprocess.Pope
         for process in processes:
             process.kill()
             process.communicate()
+
+
+def is_running(process: int) -> bool:
+    """Whether a process exists and is not a zombie."""
+    try:
+        status = Path(f"/proc/{process}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return status.rpartition(")")[2].split()[0] not in "ZX"

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from schedbench.profiles.check.contract import (
     ANY_PROMPT,
     BARE_SIDE,
-    DEFECTS,
     BatchAction,
     check_contract,
     followed,
@@ -61,11 +60,6 @@ def test_no_switch_breaks_the_contract(state: str, switch: str) -> None:
     for value in SWITCH_VALUES[switch]:
         if (switch, value) not in refused:
             assert kept(choose(state, {switch: value}), overlap=True).broken == ()
-
-
-def test_latent_defects_are_declared_and_fixed_by_25945() -> None:
-    assert states()["pr25945-before"].known_defects == tuple(DEFECTS)
-    assert states()["pr25945"].known_defects == states()["latest"].known_defects == ()
 
 
 def test_an_undeclared_defect_is_a_violation() -> None:

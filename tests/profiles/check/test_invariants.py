@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import pytest
 
@@ -13,6 +13,7 @@ from schedbench.profiles.check.invariants import Invariants, WatchedLink
 from schedbench.profiles.platform.machine import Machine
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import Result
+from schedbench.profiles.run.system import ObserverGroup
 from schedbench.sched.loop import launch, settle
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.model.grammar import GrammarState
@@ -66,78 +67,69 @@ def test_checking_invariants_changes_nothing() -> None:
 # ---- damage ------------------------------------------------------------------------------------------------
 
 
+Damage = Callable[[Scheduler, Machine], None]
+
+
 class Damaging(Invariants):
     """Does ``damage`` once, between two decodes of several requests, and then checks."""
 
-    step = -1  # the step planned next
+    def __init__(self, damage: Damage) -> None:
+        super().__init__()
+        self.damage = damage
+        self.step = -1  # the step planned next
 
     @contextmanager
     def watching(self, scheduler: Scheduler, machine: Machine) -> Iterator[Observer]:
+        guard = self
+
+        class BetweenDecodes(Observer):
+            def range(self, name: str, step: int, size: int) -> AbstractContextManager[object]:
+                running = scheduler.running_batch
+                between = name == "receive" and running is scheduler.last_batch and running.batch_size > 1
+                if between and guard.step < 0:
+                    guard.step = step
+                    guard.damage(scheduler, machine)
+                return super().range(name, step, size)
+
         with super().watching(scheduler, machine) as listener:
-            yield _Damaging(self, listener, scheduler, machine)
-
-    def damage(self, scheduler: Scheduler, machine: Machine) -> None:
-        raise NotImplementedError
+            yield ObserverGroup(BetweenDecodes(), listener)
 
 
-class _Damaging(Observer):
-    def __init__(self, guard: Damaging, listener: Observer, scheduler: Scheduler, machine: Machine) -> None:
-        self._guard = guard
-        self._scheduler = scheduler
-        self._machine = machine
-        for hook in ("tokens", "retracted", "launched", "settled", "ended"):
-            setattr(self, hook, getattr(listener, hook))
-        self._listener = listener
-
-    def range(self, name: str, step: int, size: int):
-        running = self._scheduler.running_batch
-        between = name == "receive" and running is self._scheduler.last_batch and running.batch_size > 1
-        if between and self._guard.step < 0:
-            self._guard.step = step
-            self._guard.damage(self._scheduler, self._machine)
-        return self._listener.range(name, step, size)
+def wrong_mirror(scheduler: Scheduler, machine: Machine) -> None:  # noqa: ARG001
+    scheduler.running_batch.seq_lens_cpu = scheduler.running_batch.seq_lens_cpu + 1
 
 
-def found(guard: Invariants, *overrides: str) -> dict[tuple[str, str], Violation]:
-    run(MIXING, *overrides, guard=guard)
-    return {(violation.promise, violation.field): violation for violation in guard.violations()}
+def other_token(scheduler: Scheduler, machine: Machine) -> None:
+    buffer = machine.peek(scheduler.engine.relay.context.futures.output_tokens_buf)
+    row = scheduler.running_batch.reqs[0].req_pool_idx
+    buffer[row] = (buffer[row] + 1) % scheduler.engine.config.vocab_size
 
 
-class WrongMirror(Damaging):
-    def damage(self, scheduler: Scheduler, machine: Machine) -> None:  # noqa: ARG002
-        scheduler.running_batch.seq_lens_cpu = scheduler.running_batch.seq_lens_cpu + 1
+def other_slot(scheduler: Scheduler, machine: Machine) -> None:
+    table = machine.peek(scheduler.engine.slots.req_to_token)
+    request = scheduler.running_batch.reqs[-1]
+    other = scheduler.running_batch.reqs[0]
+    table[request.req_pool_idx, request.kv_committed_len - 1] = table[
+        other.req_pool_idx, other.kv_committed_len - 1
+    ]
 
 
-def test_a_wrong_mirror_is_reported_with_its_request() -> None:
-    violations = found(WrongMirror())
-    violation = violations["mirrors equal device values", "seq_lens"]
-    assert re.search(r"seq_lens of request r\d+ is ", violation.says)
-    assert ("mirrors equal the requests' values", "seq_lens_cpu") in violations
+def other_prefix(scheduler: Scheduler, machine: Machine) -> None:
+    request = scheduler.running_batch.reqs[-1]
+    assert request.cache_protected_len
+    machine.peek(scheduler.engine.slots.req_to_token)[request.req_pool_idx, 0] = 0
 
 
-class OtherToken(Damaging):
-    def damage(self, scheduler: Scheduler, machine: Machine) -> None:
-        buffer = machine.peek(scheduler.engine.relay.context.futures.output_tokens_buf)
-        row = scheduler.running_batch.reqs[0].req_pool_idx
-        buffer[row] = (buffer[row] + 1) % scheduler.engine.config.vocab_size
+def kv_of_unknown_tokens(scheduler: Scheduler, machine: Machine) -> None:  # noqa: ARG001
+    scheduler.running_batch.reqs[0].kv_committed_len += 2
 
 
-@pytest.mark.parametrize("overlap", ["true", "false"])
-def test_another_token_than_sampled_is_reported_with_its_row(overlap: str) -> None:
-    guard = OtherToken()
-    violations = found(guard, f"engine.overlap={overlap}")
-    [violation] = [v for (promise, _), v in violations.items() if promise.startswith("a step is fed")]
-    assert re.match(rf"step {guard.step}, request r\d+, position .* of the relay gave token", violation.says)
+def lost_row(scheduler: Scheduler, machine: Machine) -> None:  # noqa: ARG001
+    scheduler.engine.slots.alloc(1)
 
 
-class OtherSlot(Damaging):
-    def damage(self, scheduler: Scheduler, machine: Machine) -> None:
-        table = machine.peek(scheduler.engine.slots.req_to_token)
-        request = scheduler.running_batch.reqs[-1]
-        other = scheduler.running_batch.reqs[0]
-        table[request.req_pool_idx, request.kv_committed_len - 1] = table[
-            other.req_pool_idx, other.kv_committed_len - 1
-        ]
+def row_of_a_waiting_request(scheduler: Scheduler, machine: Machine) -> None:  # noqa: ARG001
+    [scheduler.waiting_queue[0].req_pool_idx] = scheduler.engine.slots.alloc(1)
 
 
 # Several numbers belong to one step, and a pool of that size is checked before every third step.
@@ -147,61 +139,55 @@ SPECULATING = (
     "engine.kv_tokens=8192",
     "engine.speculative={algorithm: eagle, mode: v2}",
 )
+FED = r"a step is fed .*: step STEP, request r\d+, position .* of the relay gave token"
+OWNED = "every page and row is in one place, kv: "
+
+
+def reported(guard: Invariants) -> list[str]:
+    return [f"{found.promise}, {found.field}: {found.says}" for found in guard.violations()]
+
+
+@pytest.mark.parametrize(
+    ("damage", "overrides", "says"),
+    [
+        (wrong_mirror, (), r"mirrors equal device values, seq_lens: .*seq_lens of request r\d+ is "),
+        (wrong_mirror, (), "mirrors equal the requests' values, seq_lens_cpu: "),
+        (other_token, ("engine.overlap=true",), FED),
+        (other_token, ("engine.overlap=false",), FED),
+        (other_prefix, (), rf"{OWNED}before step STEP: the row of request r\d+ has other slots"),
+        (
+            kv_of_unknown_tokens,
+            SPECULATING,
+            r"committed KV is of known tokens, kv_committed_len: "
+            r"request r\d+ has committed KV of \d+ tokens, but has \d+",
+        ),
+        (lost_row, ("engine.max_running_requests=14",), OWNED),
+        (
+            lost_row,
+            ("engine.max_running_requests=14",),
+            "nothing in flight at the end, rows that are held: at the end there are 1 rows that are held$",
+        ),
+    ],
+)
+def test_damage_is_reported_with_its_place(damage: Damage, overrides: tuple[str, ...], says: str) -> None:
+    guard = Damaging(damage)
+    run(MIXING, *overrides, guard=guard)
+    found = reported(guard)
+    assert len([one for one in found if re.match(says.replace("STEP", str(guard.step)), one)]) == 1, found
 
 
 @pytest.mark.parametrize(("overrides", "within"), [((), 0), (SPECULATING, 6)], ids=["plain", "speculating"])
 def test_a_page_with_two_owners_is_reported(overrides: tuple[str, ...], within: int) -> None:
-    guard = OtherSlot()
-    violation = found(guard, *overrides)["every page and row is in one place", "kv"]
-    reported = re.match(r"before step (\d+): pages owned twice: \[\d", violation.says)
-    assert reported and guard.step <= int(reported[1]) <= guard.step + within
-
-
-class OtherPrefix(Damaging):
-    def damage(self, scheduler: Scheduler, machine: Machine) -> None:
-        request = scheduler.running_batch.reqs[-1]
-        assert request.cache_protected_len
-        machine.peek(scheduler.engine.slots.req_to_token)[request.req_pool_idx, 0] = 0
-
-
-def test_a_row_that_leaves_its_cached_prefix_is_reported() -> None:
-    guard = OtherPrefix()
-    violation = found(guard)["every page and row is in one place", "kv"]
-    assert re.match(rf"before step {guard.step}: the row of request r\d+ has other slots", violation.says)
-
-
-class KVOfUnknownTokens(Damaging):
-    def damage(self, scheduler: Scheduler, machine: Machine) -> None:  # noqa: ARG002
-        scheduler.running_batch.reqs[0].kv_committed_len += 2
-
-
-def test_committed_kv_of_unknown_tokens_is_reported() -> None:
-    violation = found(KVOfUnknownTokens(), *SPECULATING)[
-        "committed KV is of known tokens", "kv_committed_len"
-    ]
-    assert re.match(r"request r\d+ has committed KV of \d+ tokens, but has \d+", violation.says)
-
-
-class LostRow(Damaging):
-    def damage(self, scheduler: Scheduler, machine: Machine) -> None:  # noqa: ARG002
-        scheduler.engine.slots.alloc(1)
-
-
-def test_a_row_that_is_not_returned_is_reported() -> None:
-    violations = found(LostRow(), "engine.max_running_requests=14")
-    assert ("every page and row is in one place", "kv") in violations
-    assert violations["nothing in flight at the end", "rows that are held"].says == (
-        "at the end there are 1 rows that are held"
+    guard = Damaging(other_slot)
+    run(MIXING, *overrides, guard=guard)
+    [step] = re.findall(
+        rf"^{OWNED}before step (\d+): pages owned twice: \[\d", "\n".join(reported(guard)), re.M
     )
-
-
-class RowOfAWaitingRequest(Damaging):
-    def damage(self, scheduler: Scheduler, machine: Machine) -> None:  # noqa: ARG002
-        [scheduler.waiting_queue[0].req_pool_idx] = scheduler.engine.slots.alloc(1)
+    assert guard.step <= int(step) <= guard.step + within
 
 
 def test_a_row_of_a_waiting_request_is_reported() -> None:
-    guard = RowOfAWaitingRequest()
+    guard = Damaging(row_of_a_waiting_request)
     with suppress(AssertionError):  # the request cannot be admitted
         run(MIXING, "engine.kv_tokens=256", guard=guard)
     [violation] = (found for found in guard.violations() if found.field == "kv")
@@ -221,28 +207,23 @@ def test_tensors_that_are_sent_and_never_released_are_reported(monkeypatch: pyte
     assert "rank 0 keeps the tensors of all " in found["proxy"].says
 
 
-class RepeatedEnd(Observer):
-    """Passes on one ending twice."""
-
-    def __init__(self, listener: Observer) -> None:
-        self._listener = listener
-
-    def ended(self, request: Request) -> None:
-        for _ in range(2 if request.id == "r3" else 1):
-            self._listener.ended(request)
-
-
 class InvariantsWithRepeatedEnd(Invariants):
     @contextmanager
     def watching(self, scheduler: Scheduler, machine: Machine) -> Iterator[Observer]:
         with super().watching(scheduler, machine) as listener:
-            yield RepeatedEnd(listener)
+
+            class Repeating(Observer):
+                def ended(self, request: Request) -> None:
+                    if request.id == "r3":
+                        listener.ended(request)
+
+            yield ObserverGroup(listener, Repeating())
 
 
 def test_a_request_that_ends_twice_is_reported() -> None:
-    assert (
-        found(InvariantsWithRepeatedEnd())["a request ends once", "status"].says == "request r3 ended 2 times"
-    )
+    guard = InvariantsWithRepeatedEnd()
+    run(MIXING, guard=guard)
+    assert reported(guard) == ["a request ends once, status: request r3 ended 2 times"]
 
 
 def test_the_first_violation_of_a_kind_is_reported_and_others_are_counted() -> None:

@@ -25,6 +25,7 @@ from schedbench.profiles.platform import pool as pool_module
 from schedbench.profiles.platform.pool import WorkersError, pool
 from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.scenarios.problems import ScenarioError
+from tests.json_programs import is_running
 
 pytestmark = pytest.mark.processes
 
@@ -154,46 +155,26 @@ def _examined(monkeypatch: pytest.MonkeyPatch, question: Resolved, *, pooled: bo
     return Examiner(question, seeds(1)).examine(question.relays[0])
 
 
-REPORT = """
-import os, time
-
-def report(seconds):
-    print(os.getpid(), flush=True)
-    time.sleep(seconds)
-"""
 PARENT = """
-from reporting import report
 from schedbench.profiles.platform.pool import pool
 
+REPORT = "print(__import__('os').getpid(), flush=True), __import__('time').sleep(3600)"
 with pool(2) as each:
-    list(each(report, [3600, 3600]))
+    list(each(eval, [REPORT, REPORT]))
 """
 
 
 @pytest.mark.wide
-def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    program = tmp_path / "parent.py"
-    program.write_text(PARENT)
-    (tmp_path / "reporting.py").write_text(REPORT)
-    with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True) as parent:
+def test_workers_end_with_a_parent_that_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        workers = [int(parent.stdout.readline())]  # a machine with one processor has one worker
+        worker = int(parent.stdout.readline())  # a machine with one processor has one worker
         parent.kill()
         deadline = time.monotonic() + 30
         try:
-            while any(map(is_running, workers)) and time.monotonic() < deadline:
+            while is_running(worker) and time.monotonic() < deadline:
                 time.sleep(0.05)
-            assert not any(map(is_running, workers))
+            assert not is_running(worker)
         finally:
-            for worker in workers:
-                with suppress(ProcessLookupError):
-                    os.kill(worker, signal.SIGKILL)
-
-
-def is_running(process: int) -> bool:
-    """Whether a process exists and is not a zombie."""
-    try:
-        status = Path(f"/proc/{process}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)

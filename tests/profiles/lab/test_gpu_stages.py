@@ -25,6 +25,7 @@ from schedbench.profiles.run.gpu_stages import GpuStage, StageOutcome, in_proces
 from schedbench.scenarios import shipped
 from schedbench.scenarios.loader import load
 from schedbench.sched.relay.states import states
+from tests.json_programs import is_running
 
 
 def stage(name, **more):
@@ -105,7 +106,7 @@ def test_a_late_stage_keeps_its_output_and_leaves_no_process(tmp_path):
     assert (outcome.status, outcome.error.splitlines()[0]) == ("failed", "not done after 2 s: kept")
     child = int((tmp_path / "s.log").read_text().split()[0])
     end = time.monotonic() + 5  # a kill takes a moment
-    while alive(child):
+    while is_running(child):
         assert time.monotonic() < end
         time.sleep(0.02)
 
@@ -116,12 +117,6 @@ def test_a_stage_that_ignores_the_interrupt_is_killed(tmp_path, monkeypatch):
     program = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
     outcome = in_process(sys.executable, tmp_path)(GpuStage("s", ("-c", program), 60), 1.0)
     assert outcome.status == "failed" and outcome.seconds < 20
-
-
-def alive(pid):
-    """Whether the process runs; a zombie does not."""
-    status = Path(f"/proc/{pid}/stat")
-    return status.exists() and status.read_text().rpartition(")")[2].split()[0] not in "ZX"
 
 
 @pytest.mark.wide
