@@ -6,7 +6,9 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
+
+from tests.profiles.cuda.conftest import Trace
 
 Version = Literal["old", "middle", "new"]
 VERSIONS: tuple[Version, ...] = ("old", "middle", "new")
@@ -54,21 +56,6 @@ _LATER: dict[str, tuple[str, ...]] = {
 }
 _KINDS = {"Pageable": 0, "Pinned": 1, "Device": 2}
 _WAYS = {"HtoD": 1, "DtoH": 2, "DtoD": 8}
-
-
-class Drawer(Protocol):
-    """Draws loops into exports and into Kineto's traces. Times are in microseconds."""
-
-    def named(self, name: str, start: float, end: float) -> None: ...
-
-    def call(self, name: str, start: float, end: float) -> int: ...
-
-    def replayed(self, correlation: int, start: float, end: float, *, stream: int, node: int) -> None:
-        """Draws a kernel of a graph."""
-
-    def copy(self, what: str, at: float, *, size: int, stream: int = 7, blocking: bool = False) -> None: ...
-
-    def synchronize(self, start: float, end: float, *, stream: int) -> None: ...
 
 
 class Export:
@@ -218,7 +205,7 @@ def _ns(microseconds: float) -> int:
 
 
 def sglang_loop(
-    drawer: Drawer, *, steps: int = 4, slow: float = 0.0, blocking: bool = True, model: bool = False
+    drawer: Export | Trace, *, steps: int = 4, slow: float = 0.0, blocking: bool = True, model: bool = False
 ) -> None:
     """An overlapped loop under SGLang's names: a step's result is processed after the next one's launch, and 200 us
     lie between launches, ``slow`` more with every one. The first step is a prefill. Schedule is stream 7, forward 13.
@@ -241,6 +228,13 @@ def sglang_loop(
         if step:
             drawer.named("scheduler.process_batch_result", at + 85, at + 150)
             drawer.synchronize(at + 90, at + 100, stream=13)
+
+
+def looped(version: Version = "middle", **more: Any) -> Export:
+    """An export with ``sglang_loop``."""
+    export = Export(version)
+    sglang_loop(export, **more)
+    return export
 
 
 def own_loop(export: Export, *, steps: int = 6) -> None:

@@ -12,7 +12,7 @@ from schedbench.profiles.captures import maps
 from schedbench.profiles.captures.files import Reader
 from schedbench.profiles.record.result import Abstained, Result
 from tests.acceptance.runs import value
-from tests.profiles.captures.exports import VERSIONS, Export, Version, own_loop, sglang_loop
+from tests.profiles.captures.exports import VERSIONS, Export, Version, looped, own_loop, sglang_loop
 from tests.profiles.cuda.conftest import Trace
 
 
@@ -56,35 +56,26 @@ def test_a_loop_gives_the_same_result_from_every_source(read, source):
     assert value(result, "host_stall_us_per_step") == pytest.approx((4 * 10.9 + 4 * 10) / 4)
     assert result.labels.capture == ("torch" if source == "torch" else "nsys")
     assert result.labels.profiled and not result.labels.emulated
-
-
-@pytest.mark.parametrize("source", [*VERSIONS, "torch"])
-def test_a_copy_blocks_only_by_a_sync_in_its_own_call(read, source):
-    """The result's copy is asynchronous, although the next range begins with a synchronisation of its stream."""
-    found = {(row.range, row.direction): row.blocking for row in read(drawn(source)).copies}
-    assert found == {("prepare", "h2d"): True, ("run_batch", "d2h"): False}
+    # The result's copy is asynchronous, although the next range begins with a synchronisation of its stream.
+    blocking = {(row.range, row.direction): row.blocking for row in result.copies}
+    assert blocking == {("prepare", "h2d"): True, ("run_batch", "d2h"): False}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_wait_for_a_result_belongs_to_its_step(read, version):
     """The overlapped loop waits for step k after the launch of k + 1."""
-    export = Export(version)
-    sglang_loop(export)
-    syncs = [row for row in read(export, "sglang").syncs if row.range == "settle"]
+    syncs = [row for row in read(looped(version), "sglang").syncs if row.range == "settle"]
     assert [(row.kind, row.count) for row in syncs] == [("step", 4)]
 
 
 def test_without_the_model_runners_ranges_kinds_are_unknown(read):
-    export = Export()
-    sglang_loop(export)
-    result = read(export)
+    result = read(looped())
     assert list(result.per_step) == ["step"]
     assert any("4 steps have no range for their kind" in note for note in notes(result))
 
 
 def test_kinds_are_known_by_the_names_that_torch_gives_its_ranges_in_nvtx(read):
-    export = Export()
-    sglang_loop(export, model=True)
+    export = looped(model=True)
     for row in export.rows["NVTX_EVENTS"]:
         row["text"] += ", op_id = 17" * row["text"].startswith("step[")
     steps = {kind: found.steps for kind, found in read(export).per_step.items()}
@@ -92,8 +83,7 @@ def test_kinds_are_known_by_the_names_that_torch_gives_its_ranges_in_nvtx(read):
 
 
 def test_streams_have_the_names_that_their_own_process_gave_them(read):
-    export = Export()
-    sglang_loop(export, steps=1)
+    export = looped(steps=1)
     export.call("cudaMalloc", 500, 501, thread=78 << 24)
     for process, name in ((77, "uploads"), (78, "of another process")):
         export.put("TARGET_INFO_NVTX_CUDA_STREAM", streamId=7, name=name, contextId=1, processId=process)
@@ -113,8 +103,7 @@ def test_our_own_loop_is_read_by_its_payloads(read):
 
 def test_results_of_steps_before_the_capture_are_counted_apart(read):
     """The first result belongs to a step that is not in the capture, so there are more results than launches."""
-    export = Export()
-    sglang_loop(export)
+    export = looped()
     export.rows["NVTX_EVENTS"] = [
         row
         for row in export.rows["NVTX_EVENTS"]
@@ -201,8 +190,7 @@ def test_the_trace_mode_of_graphs_is_recorded(read):
 
 
 def test_graphs_traced_whole_count_once_with_a_note(read):
-    export = Export()
-    sglang_loop(export)
+    export = looped()
     rows = export.rows.pop("CUPTI_ACTIVITY_KIND_KERNEL")
     for row in rows[::3]:
         export.put("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", **{**row, "end": row["end"] + 80_000, "graphId": 3})
@@ -213,8 +201,7 @@ def test_graphs_traced_whole_count_once_with_a_note(read):
 
 
 def test_the_busiest_thread_is_reported_and_others_are_named(read):
-    export = Export()
-    sglang_loop(export)
+    export = looped()
     for at in (1.0, 300.0):
         export.named("scheduler.run_batch", at, at + 5, thread=Export.MAIN + 1)
     result = read(export)
@@ -223,15 +210,13 @@ def test_the_busiest_thread_is_reported_and_others_are_named(read):
 
 
 def test_operations_that_other_threads_launch_are_noted(read):
-    export = Export()
-    sglang_loop(export)
+    export = looped()
     export.kernel(export.call("cudaLaunchKernel", 10, 12, thread=Export.MAIN + 1), 15, 20)
     assert any("1 operations were launched by other threads" in note for note in notes(read(export)))
 
 
 def test_a_gpu_that_only_another_thread_uses_is_left_out(read):
-    export = Export()
-    sglang_loop(export, model=True)
+    export = looped(model=True)
     alone = read(export)
     export.kernel(export.call("cudaLaunchKernel", 10, 12, thread=Export.MAIN + 1), 15, 900, stream=13)
     export.rows["CUPTI_ACTIVITY_KIND_KERNEL"][-1]["deviceId"] = 1

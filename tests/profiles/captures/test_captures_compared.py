@@ -13,7 +13,7 @@ from schedbench.profiles.judge.reasons import Reason
 from schedbench.profiles.judge.sides import opened, parse
 from schedbench.profiles.judge.trials import TrialPlan, TrialRequest, conduct
 from schedbench.profiles.judge.worker import SideError
-from tests.profiles.captures.exports import Export, sglang_loop
+from tests.profiles.captures.exports import looped
 
 
 def compared(a: Path, b: Path) -> Comparison:
@@ -22,10 +22,8 @@ def compared(a: Path, b: Path) -> Comparison:
 
 
 def capture(path: Path, **more: float | bool) -> Path:
-    export = Export()
-    sglang_loop(export, steps=12, model=True, **more)
     path.parent.mkdir(exist_ok=True)
-    return export.write(path)
+    return looped(steps=12, model=True, **more).write(path)
 
 
 def several(folder: Path, seed: int, *, slow: float = 0.0) -> Path:
@@ -65,10 +63,8 @@ def test_noise_gives_no_difference(tmp_path):
 
 @pytest.mark.parametrize("kinds", [("KERNEL", "MEMCPY", "RUNTIME", "SYNCHRONIZATION"), ("RUNTIME",)])
 def test_captures_with_and_without_a_gpu_or_calls_are_not_compared(tmp_path, kinds):
-    export = Export()
-    sglang_loop(export, model=True)
     tables = [f"CUPTI_ACTIVITY_KIND_{kind}" for kind in kinds]
-    without = export.write(tmp_path / "b.sqlite", without=tuple(tables))
+    without = looped(model=True).write(tmp_path / "b.sqlite", without=tuple(tables))
     with pytest.raises(LikenessError, match=r"device\.recorded: True against False"):
         compared(capture(tmp_path / "a.sqlite"), without)
 

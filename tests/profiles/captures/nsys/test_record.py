@@ -28,7 +28,7 @@ from schedbench.profiles.captures.nsys.record import (
 )
 from schedbench.profiles.platform.machine import MachineError
 from schedbench.profiles.record.result import read
-from tests.profiles.captures.exports import VERSIONS, Export, sglang_loop
+from tests.profiles.captures.exports import VERSIONS, looped
 
 ORDER = RecordingRequest(["mixed", "--set=workload.requests=8"], "vgpu")
 
@@ -119,8 +119,7 @@ def test_a_report_made_elsewhere_is_exported_for_reading(fake, tmp_path):
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_scrubbed_export_gives_the_same_result(tmp_path, version):
-    export = Export(version)
-    sglang_loop(export, model=True)
+    export = looped(version, model=True)
     export.put("PROFILER_OVERHEAD", start=0, end=500, globalTid=1, nameId=export.string("flush"))
     export.string("no row refers to this: SECRET=hunter3")
     whole = export.write(tmp_path / "capture.sqlite")
@@ -138,9 +137,7 @@ def test_a_scrubbed_export_gives_the_same_result(tmp_path, version):
 
 
 def test_report_writes_a_scrubbed_copy(tmp_path):
-    export = Export()
-    sglang_loop(export)
-    source, shared = export.write(tmp_path / "x.sqlite"), tmp_path / "shared.sqlite"
+    source, shared = looped().write(tmp_path / "x.sqlite"), tmp_path / "shared.sqlite"
     done = CliRunner().invoke(app, ["report", str(source), "--scrubbed", str(shared)])
     assert done.exit_code == 0 and b"hunter2" not in shared.read_bytes()
     again = CliRunner().invoke(app, ["report", str(source), "--scrubbed", str(source)])
