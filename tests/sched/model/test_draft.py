@@ -13,12 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from schedbench.sched.model.checkpoint import CheckpointError
-from schedbench.sched.model.config import PRESETS, ModelConfig
-from schedbench.sched.model.draft import (
-    derived_weights,
-    load_draft_weights,
-    read_draft_config,
-)
+from schedbench.sched.model.config import PRESETS
+from schedbench.sched.model.draft import derived_weights, load_draft_weights, read_draft_config
 from schedbench.sched.model.weights import Weights, seeded_weights
 from tests.acceptance.runs import digest_of, result_of, value
 
@@ -92,19 +88,17 @@ def test_the_hidden_state_has_a_small_weight(target: Weights) -> None:
     assert 0 < fc[TARGET.hidden_size :].diagonal().max() < 0.01
 
 
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "two layers": ({"num_hidden_layers": 2}, "num_hidden_layers: a draft has one layer, got 2"),
-    "another width": (
-        {"hidden_size": 64, "head_dim": 32},
-        "hidden_size: the target has 128, got 64",
-    ),
-    "another vocabulary": ({"vocab_size": 9}, "vocab_size: the target has 512, got 9"),
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_draft_that_does_not_fit_is_refused(wrong: str, tmp_path: Path, target: Weights) -> None:
-    changes, reason = WRONG[wrong]
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_hidden_layers": 2}, "num_hidden_layers: a draft has one layer, got 2"),
+        ({"hidden_size": 64, "head_dim": 32}, "hidden_size: the target has 128, got 64"),
+        ({"vocab_size": 9}, "vocab_size: the target has 512, got 9"),
+    ],
+)
+def test_a_draft_that_does_not_fit_is_refused(
+    changes: dict[str, Any], reason: str, tmp_path: Path, target: Weights
+) -> None:
     folder = written(tmp_path / "draft", tensors(derived_weights(TARGET, target)), **changes)
     with pytest.raises(CheckpointError, match=reason):
         read_draft_config(folder, TARGET)
@@ -115,11 +109,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path, target: Weights) -> None:
     del parts["fc.weight"]
     folder = written(tmp_path / "draft", parts)
     with pytest.raises(CheckpointError, match=r"fc\.weight"):
-        load_draft_weights(folder, config_of(folder), target)
-
-
-def config_of(folder: Path) -> ModelConfig:
-    return read_draft_config(folder, TARGET)
+        load_draft_weights(folder, read_draft_config(folder, TARGET), target)
 
 
 SMALL = ("workload.requests=6", "workload.output_tokens=24")

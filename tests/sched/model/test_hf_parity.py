@@ -63,6 +63,7 @@ def randomised(model: Any) -> Any:
     return model.eval()
 
 
+@torch.no_grad()
 def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     ids = torch.tensor([prompt])
     for _ in range(count):
@@ -70,6 +71,7 @@ def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     return ids[0, len(prompt) :].tolist()
 
 
+@torch.no_grad()
 def build(name: str) -> Any:
     torch.manual_seed(0)
     return randomised(MODELS[name]())

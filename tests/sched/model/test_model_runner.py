@@ -152,41 +152,28 @@ def test_a_run_captures_no_graph_beyond_its_requests(
     assert max(captured) == most
 
 
-def test_a_decode_is_one_launch_and_one_replay(on_device: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    ("changes", "decoding", "eager"),
+    [
+        ({}, 3, 0),
+        ({"max_running_requests": 3}, 4, 0),  # sizes stop at the first that holds all
+        ({"max_running_requests": 3}, 5, 12),
+        ({"cuda_graph": False}, 3, 12),
+        ({"capabilities": Capabilities(graphs=False)}, 3, 12),
+        ({}, 0, 13),
+    ],
+)
+def test_a_decode_with_a_graph_is_one_launch_and_one_replay(
+    on_device: Callable[..., Any], changes: dict[str, Any], decoding: int, eager: int
+) -> None:
+    """``decoding``: requests, or 0 for an extend. ``eager``: the kernels that are launched instead: embedding, norm,
+    nine for the layer, logits, and in an extend those of the last tokens."""
     with on_device() as at:
-        runner, batch = at.runner(), at.decode(3, 5)
+        runner, batch = at.runner(**changes), at.decode(decoding, 5) if decoding else at.extend(2, 5)
 
         names = at.observe(lambda: runner.forward(batch))
 
-    # embedding, norm, nine for the layer, logits
-    assert names == ["stage_decode", "graph[12]"]
-
-
-def test_sizes_stop_at_the_first_that_holds_all(on_device: Callable[..., Any]) -> None:
-    with on_device() as at:
-        runner = at.runner(max_running_requests=3)
-
-        assert "stage_decode" in at.observe(lambda: runner.forward(at.decode(4, 5)))
-        assert "stage_decode" not in at.observe(lambda: runner.forward(at.decode(5, 5)))
-
-
-@pytest.mark.parametrize(
-    "changes", [{"cuda_graph": False}, {"capabilities": Capabilities(graphs=False)}], ids=["off", "unable"]
-)
-def test_without_graphs_every_forward_is_eager(
-    on_device: Callable[..., Any], changes: dict[str, Any]
-) -> None:
-    with on_device() as at:
-        runner, batch = at.runner(**changes), at.decode(3, 5)
-
-        assert len(at.observe(lambda: runner.forward(batch))) == 12
-
-
-def test_an_extend_is_eager(on_device: Callable[..., Any]) -> None:
-    with on_device() as at:
-        runner, batch = at.runner(), at.extend(2, 5)
-
-        assert "stage_decode" not in at.observe(lambda: runner.forward(batch))
+    assert len(names) == eager if eager else names == ["stage_decode", "graph[12]"]
 
 
 def test_the_host_has_no_graphs() -> None:
