@@ -16,7 +16,7 @@ from schedbench.sched.disagg.inbox import Inbox
 from schedbench.sched.loop.scheduler import Scheduler
 from schedbench.sched.observe import Observer
 from schedbench.sched.request import Request
-from tests.acceptance.runs import SMALL, guarded, known_result, resolved
+from tests.acceptance.runs import SMALL, guarded, known_result, resolved, statuses
 from tests.robustness import fault_runs
 
 DISCONNECTED = "the client disconnected"
@@ -43,7 +43,7 @@ class AbortOnce(Observer):
         return super().range(name, step, size)
 
 
-AbortOnRank = Callable[[Scheduler], AbortOnce | None]
+AbortOnRank = Callable[[Scheduler], Observer | None]
 """Returns the observer that aborts a request on a rank, or None."""
 
 
@@ -103,6 +103,22 @@ def test_an_abort_in_any_phase_between_workers_ends_one_request_once(phase: str)
         return AbortOnce("barrier", lambda: BETWEEN_WORKERS[phase](scheduler, inbox), scheduler.abort)
 
     assert_one_aborted(abort_on_rank, *PAIR)
+
+
+def test_a_scripted_abort_after_the_first_token_does_not_reach_the_prefill_worker() -> None:
+    """The request's KV is being sent then, and it ends where it decodes."""
+    marks: list[str] = []
+
+    class Ends(Observer):
+        def ended(self, request: Request) -> None:
+            marks.append(request.to_finish)
+
+    def of_prefill_worker(scheduler: Scheduler) -> Observer | None:
+        return None if scheduler.engine.outbox is None else Ends()
+
+    question = resolved("mixed", *PAIR, "workload.abort={fraction: 1, after_tokens: 1}")
+    assert statuses(guarded(question, InvariantsWithAbort(of_prefill_worker))) == {"aborted"}
+    assert marks == [""] * 12
 
 
 FOUR = (

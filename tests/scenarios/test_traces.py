@@ -162,6 +162,8 @@ def test_jsonl_has_ids_or_lengths_and_its_own_sampling() -> None:
         ("sharegpt", '[{"conversations": []}\n{}]', "t:2: expected ',' or ']' after a conversation"),
         ("sharegpt", '[{"conversations": []}', "t:1: expected ',' or ']' after a conversation"),
         ("sharegpt", '[{"conversations": []},\n{"a":\n', "t:3: not JSON: Expecting value"),
+        ("sharegpt", b'\n[{"\xff": 1}]', "t:1: expected UTF-8 text"),
+        ("sharegpt", b'[\n{"conversations": []}\xc3', "t:2: expected UTF-8 text"),
         ("sharegpt", '[{"conversations": [3]}]', "t:1: conversations: expected turns with a value or content of "
          "text"),
         ("jsonl", '{"prompt_token_ids": []}', "t:1: prompt_token_ids: expected 1 to 16777216 of them, got 0"),

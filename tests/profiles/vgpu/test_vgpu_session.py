@@ -186,7 +186,7 @@ def test_the_clock_sleeps_only_forward(bench: Any) -> None:
 
 def test_windows_hold_every_record_once(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever the timeline is cut, it holds the same records, each in the window in which it ended, and a forward's
-    kernels in one."""
+    kernels in one. A window ends with the forward of its last settled step, although the next one is under way."""
 
     def run(steps_per_window: int) -> Any:
         monkeypatch.setattr("schedbench.profiles.vgpu.ledger.WINDOW_STEPS", steps_per_window)
@@ -207,6 +207,7 @@ def test_windows_hold_every_record_once(opened: Any, monkeypatch: pytest.MonkeyP
         assert all(window.start <= end < window.end for end in ends)
     forwards = [{op.step for op in window.ops if op.forward} for window in cut.windows]
     assert not any(before & after for before, after in itertools.pairwise(forwards))
+    assert [max(steps) for steps in forwards] == [window.settled[-1].step for window in cut.windows]
 
 
 @pytest.mark.wide
