@@ -16,10 +16,9 @@ import torch
 import torch.distributed as dist
 
 from schedbench.profiles.ranks.process_link import ProcessLink
-from schedbench.profiles.ranks.staging import TensorStaging
 from schedbench.profiles.ranks.transports import DirectTransport
 from schedbench.sched.link import FOREVER
-from tests.profiles.ranks.slow_peer_process import Clock
+from tests.profiles.ranks.slow_peer_process import host_link
 
 JOINED = (0, 1)
 SLOWNESS = 0.4  # seconds
@@ -69,21 +68,15 @@ def connected(rank: int, port: int) -> tuple[ProcessLink, SlowTransport]:
     )
     dist.isend, dist.irecv = completable(dist.isend), completable(dist.irecv)
     transport = SlowTransport(torch.device("cpu"), JOINED, "gloo")
-    return ProcessLink(
-        ("one", "two", "context"),
-        TensorStaging(torch.device("cpu")),
-        Clock(),
-        patience=30,
-        transport=transport,
-        types={
-            "large": None,
-            "numbers": int,
-            "slow": float,
-            "parts": tuple[int, ...],
-            "piece": None,
-            "thanks": None,
-        },
-    ), transport
+    types = {
+        "large": None,
+        "numbers": int,
+        "slow": float,
+        "parts": tuple[int, ...],
+        "piece": None,
+        "thanks": None,
+    }
+    return host_link(("one", "two", "context"), types, patience=30, transport=transport), transport
 
 
 def both_send_first(link: ProcessLink) -> list[int]:

@@ -10,7 +10,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,20 +32,25 @@ class Clock:
     def sleep_until(self, at: int) -> None: ...
 
 
+def host_link(
+    names: Sequence[str],
+    types: Mapping[str, Any],
+    *,
+    patience: float,
+    transport: TensorTransport | None = None,
+) -> ProcessLink:
+    """A link between ranks whose tensors are in the host's memory."""
+    staging, transport = TensorStaging(torch.device("cpu")), transport or TensorTransport()
+    return ProcessLink(names, staging, Clock(), patience=patience, transport=transport, types=types)
+
+
 def connected(rank: int, port: int) -> ProcessLink:
     """Connects once both ranks are there, however long the start takes."""
     store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timedelta(seconds=60))
     store.set(f"there {rank}", "yes")
     store.wait(["there 0", "there 1"])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=PATIENCE))
-    return ProcessLink(
-        ("the one", "the other"),
-        TensorStaging(torch.device("cpu")),
-        Clock(),
-        patience=PATIENCE,
-        transport=TensorTransport(),
-        types={"word": str},
-    )
+    return host_link(("the one", "the other"), {"word": str}, patience=PATIENCE)
 
 
 def listen(link: ProcessLink) -> None:

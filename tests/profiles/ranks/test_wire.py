@@ -18,10 +18,7 @@ from schedbench.profiles.measure.requests import RequestRecord, RequestTotals
 from schedbench.profiles.measure.waiting import StageTime
 from schedbench.profiles.ranks import process_link, wire
 from schedbench.profiles.ranks.codec import MalformedMessageError, encode, parse, reader
-from schedbench.profiles.ranks.process_link import ProcessLink
 from schedbench.profiles.ranks.processes import MESSAGE_TYPES, RESULT
-from schedbench.profiles.ranks.staging import TensorStaging
-from schedbench.profiles.ranks.transports import TensorTransport
 from schedbench.profiles.ranks.wire import MessageFormat, MessageHead
 from schedbench.profiles.run.task import RankReport
 from schedbench.sched.config import SamplingParams
@@ -32,7 +29,7 @@ from schedbench.sched.loop.pipelined import PROXY
 from schedbench.sched.pipeline import REQUESTS
 from schedbench.sched.request import Request
 from tests.acceptance.runs import result_of
-from tests.profiles.ranks.slow_peer_process import Clock
+from tests.profiles.ranks.slow_peer_process import host_link
 
 FORM = MessageFormat(MESSAGE_TYPES, None)
 DRAFT = (torch.tensor([0.5, -2.0]).bfloat16(), torch.tensor(7), torch.empty(0, 3))
@@ -137,14 +134,7 @@ def error_of(monkeypatch: pytest.MonkeyPatch, stream: bytes) -> str:
     group = FakeGroup(stream)
     for module in (wire, process_link):
         monkeypatch.setattr(module, "dist", group)
-    link = ProcessLink(
-        ("prefill", "decode"),
-        TensorStaging(torch.device("cpu")),
-        Clock(),
-        patience=20,
-        transport=TensorTransport(),
-        types=MESSAGE_TYPES,
-    )
+    link = host_link(("prefill", "decode"), MESSAGE_TYPES, patience=20)
     with pytest.raises(LinkError) as refused:
         link.receive(1, HANDSHAKE)
     return str(refused.value)
