@@ -35,21 +35,13 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-MODELS = {
-    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE)),
-    "llama tied": lambda: transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**SHAPE, tie_word_embeddings=True)
-    ),
-    "llama 3 rope": lambda: transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**SHAPE, rope_parameters=LLAMA3)
-    ),
-    "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SHAPE)),
-    "qwen3": lambda: transformers.Qwen3ForCausalLM(
-        transformers.Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True)
-    ),
-    "mistral": lambda: transformers.MistralForCausalLM(
-        transformers.MistralConfig(**{**SHAPE, "num_key_value_heads": 6})
-    ),
+MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "llama": (transformers.LlamaForCausalLM, {}),
+    "llama tied": (transformers.LlamaForCausalLM, {"tie_word_embeddings": True}),
+    "llama 3 rope": (transformers.LlamaForCausalLM, {"rope_parameters": LLAMA3}),
+    "qwen2": (transformers.Qwen2ForCausalLM, {}),
+    "qwen3": (transformers.Qwen3ForCausalLM, {"head_dim": 16, "tie_word_embeddings": True}),
+    "mistral": (transformers.MistralForCausalLM, {"num_key_value_heads": 6}),
 }
 PROMPT = torch.randint(0, 97, (140,), generator=torch.Generator().manual_seed(3)).tolist()
 
@@ -74,7 +66,8 @@ def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
 @torch.no_grad()
 def build(name: str) -> Any:
     torch.manual_seed(0)
-    return randomised(MODELS[name]())
+    model, changes = MODELS[name]
+    return randomised(model(model.config_class(**SHAPE | changes)))
 
 
 @pytest.mark.parametrize("name", MODELS)
