@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from schedbench.profiles.programs.watch import WatchRequest, run_watched
-from schedbench.profiles.record.result import Hazards
+from tests.acceptance.runs import hazards_in
 from tests.json_programs import output_of
 
 NONE: list[str] = []
@@ -98,8 +98,7 @@ def test_a_race_of_a_watched_program_is_found_by_the_row(tmp_path: Path) -> None
     script = tmp_path / "program.py"
     script.write_text(dedent(WATCHED))
     result = run_watched(sys.executable, WatchRequest(str(script), (), "h200", True, None))
-    assert isinstance(result.hazards, Hazards)
-    [finding] = result.hazards.findings
+    [finding] = hazards_in(result).findings
     assert finding.second is not None
     sites = [access.site.statement for access in (finding.first, finding.second) if access.site]
     assert sites == ["fill_row[(1,)](table, step % 2, step, WIDTH=8)", "seen = table[1].clone()"]

@@ -8,7 +8,8 @@ from textwrap import dedent
 import pytest
 
 from schedbench.profiles.programs.watch import ProgramError, WatchRequest, watched
-from schedbench.profiles.record.result import CopyRow, Hazards, Metric, Result, SyncRow
+from schedbench.profiles.record.result import CopyRow, Metric, Result, SyncRow
+from tests.acceptance.runs import hazards_in
 
 TRAINING = """
     import torch
@@ -84,8 +85,7 @@ def lines(rows: tuple[CopyRow, ...] | tuple[SyncRow, ...]) -> dict[int, int]:
 def test_a_hidden_sync_of_a_training_step_is_found(tmp_path: Path) -> None:
     found = watch(tmp_path, TRAINING)
     assert lines(found.syncs)[line_of(TRAINING, "loss.item()")] == 5
-    assert isinstance(found.hazards, Hazards)
-    assert found.hazards.findings == ()
+    assert hazards_in(found).findings == ()
     assert (found.labels.emulated, found.labels.exact, found.labels.capture) == (True, True, "vgpu")
     assert all(metric.exact for metric in found.metrics.values() if isinstance(metric, Metric))
 
@@ -93,8 +93,7 @@ def test_a_hidden_sync_of_a_training_step_is_found(tmp_path: Path) -> None:
 def test_a_missing_wait_of_a_double_buffered_loader_is_found(tmp_path: Path) -> None:
     def found(wait: str) -> set[tuple[int, int]]:
         text = LOADING.replace("{wait}", wait)
-        hazards = watch(tmp_path, text).hazards
-        assert isinstance(hazards, Hazards)
+        hazards = hazards_in(watch(tmp_path, text))
         pairs = [(finding.first, finding.second) for finding in hazards.findings]
         return {(a.site.line, b.site.line) for a, b in pairs if a.site and b and b.site}
 
@@ -121,8 +120,7 @@ def test_every_access_of_the_host_to_a_buffer_in_flight_is_found(tmp_path: Path)
             written.random_(0, 5)  # found
             torch.add(torch.ones(8, 8), 2, out=written)  # found
     """
-    hazards = watch(tmp_path, text).hazards
-    assert isinstance(hazards, Hazards)
+    hazards = hazards_in(watch(tmp_path, text))
     expected = [k for k, line in enumerate(dedent(text).splitlines(), 1) if line.endswith("# found")]
     assert [at.second.site.line for at in hazards.findings if at.second and at.second.site] == expected
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from schedbench.sched.loop.scheduler import Scheduler
-from tests.sched.loop.cpu_engine import GREEDY, EngineRun, RunRecorder, config, outputs, request, requests
+from tests.sched.loop.cpu_engine import LOOPS, EngineRun, RunRecorder, config, outputs, request, requests
 
 Trace = list[tuple[int, str, tuple[str, ...]]]
 
@@ -29,7 +29,7 @@ class Tracer(RunRecorder):
 def trace(**setup: Any) -> tuple[Trace, dict[str, list[int]]]:
     tracer = Tracer()
     engine_run = EngineRun(config(**setup), recall=True, observer=tracer, watch=tracer.look)
-    done = engine_run.run(requests(14, prompt=(4, 90), output=(2, 16), every_ns=4000, sampling=GREEDY))
+    done = engine_run.run(requests(14, prompt=(4, 90), output=(2, 16), every_ns=4000))
     return tracer.trace, outputs(done)
 
 
@@ -54,7 +54,7 @@ def test_another_seed_gives_another_order() -> None:
     assert trace(**crowded, seed=1)[0] != trace(**crowded, seed=2)[0]
 
 
-@pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "serial"])
+@LOOPS
 def test_steps_are_numbered_and_announced_once(overlap: bool) -> None:
     recorder = RunRecorder()
     EngineRun(config(overlap=overlap, mixed_chunk=True), recall=True, observer=recorder).run(requests(9))

@@ -10,7 +10,7 @@ import pytest
 
 from schedbench.sched.config import SamplingParams
 from schedbench.sched.request import Request, Status
-from tests.sched.loop.cpu_engine import GREEDY, EngineRun, RunRecorder, config, outputs, requests
+from tests.sched.loop.cpu_engine import GREEDY, LOOPS, EngineRun, RunRecorder, config, outputs, requests
 
 DRAWN = SamplingParams(temperature=0.8, top_k=40, top_p=0.9, min_p=0.02)
 PENALISED = SamplingParams(
@@ -62,7 +62,6 @@ CROWDED_SETUPS: dict[str, dict[str, Any]] = {
     "no radix cache, pages of 4, mixed": {"radix_cache": False, "page_size": 4, "mixed_chunk": True},
     "lof, pages of 16": {"policy": "lof", "page_size": 16},
 }
-LOOPS = {"overlapped": True, "serial": False}
 
 
 def setups_of(overlap: bool, setups: dict[str, dict[str, Any]] = SETUPS) -> list[object]:
@@ -127,7 +126,7 @@ def test_latest_has_one_output_in_every_setup(name: str, setup: dict[str, Any], 
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("overlap", LOOPS.values(), ids=LOOPS.keys())
+@LOOPS
 @pytest.mark.parametrize("name", ["drawn", "penalised", "grammar"])
 def test_every_way_of_sampling_has_one_output(name: str, overlap: bool) -> None:
     output, _ = run(name, overlap=overlap, mixed_chunk=True, chunked_prefill_size=48, page_size=16)
@@ -147,7 +146,7 @@ def test_retraction_changes_no_output(name: str, setup: dict[str, Any], overlap:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("overlap", LOOPS.values(), ids=LOOPS.keys())
+@LOOPS
 @pytest.mark.parametrize("name", ["greedy", "drawn"])
 def test_pr25945_without_penalties_has_the_same_output(name: str, overlap: bool) -> None:
     for setup in ({}, SETUPS["chunks of 19, mixed"], SETUPS["pages of 16"], SETUPS["two at a time"]):
