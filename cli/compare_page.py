@@ -30,6 +30,8 @@ _BASES = {
 _RULE = "better or worse: the whole range lies beyond {least:g} %"
 _TESTED = {True: ", with p ≤ 5 % by Holm's method", False: ", with p ≤ 5 % of each metric alone"}
 _CONTRARY = "of {} most changes go in another direction than from the median A to the median B"
+_NO_DRAWS = "not asked: whether the verdict holds over the ranges of the hardware's constants, because "
+_NO_ORDER = "not asked: whether data is read too early, which tokens need not show; schedbench check asks"
 _SHOWED = "where the host's waiting showed"
 _FIELDS = ("unit", "direction", "a", "b", "delta_pct", "ci_low", "ci_high", "verdict")  # of a metric in CSV
 CASE_COLUMNS = ("case", "source", "A → B", "reported", "expected", "found", "A, B, Δ", "under draws")
@@ -145,12 +147,10 @@ def notes(document: Document, most: int) -> list[str]:
             remarks.append(f"only {name} makes calls that have no effect or cost here: {listed(calls, most)}")
     if found["one_run"]:
         remarks.append("the workload has no randomness: a second seed gave the same run, so one is compared")
-    asked = found["design"] == "seeds" and (cancelled or "NOT_ENGAGED" not in found["reasons"])
-    if found["draws"]["abstained"] and asked:
-        remarks.append(
-            "not asked: whether the verdict holds over the ranges of the hardware's constants, because "
-            + found["draws"]["abstained"]
-        )
+    if cancelled or "NOT_ENGAGED" not in found["reasons"]:
+        drawn = found["draws"]["abstained"] if found["design"] == "seeds" else None
+        remarks += [f"{_NO_DRAWS}{drawn}"] if drawn else []
+        remarks += [] if found.get("watched", True) or found["baseline"]["capture"] else [_NO_ORDER]
     if found["hint"]:
         remarks.append(found["hint"])
     return remarks

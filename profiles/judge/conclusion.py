@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, Final
 
 from ..record.conclusion import attributed, listed
-from ..record.result import Abstained
+from ..record.result import STREAM_WAIT, Abstained
 from .compare import INTEREST, Comparison, same_times, shows_change
 from .effects import ADDABLE
 from .engagement import THRESHOLD
@@ -32,7 +32,7 @@ def conclusion(found: Comparison, *, a: str, b: str) -> str:
     """``a`` and ``b`` are the sides' labels."""
     said = "; ".join(filter(None, (_hazards(found), _added(found))))
     verdict = f"{_verdict(found)}{' here' if said and found.verdict == 'no change' else ''}"
-    of_all = (_metrics, _worth, _tokens, _engagement, _scheduling, _counts)
+    of_all = (_metrics, _worth, _tokens, _engagement, _scheduling, _counts, _fewer_waits)
     parts = [said, verdict, *(part(found) for part in of_all)]
     if Reason.NOT_ENGAGED in found.reasons:
         counts = _counts(found) if found.engagement.engaged.differing else ""
@@ -292,6 +292,16 @@ def _counts(found: Comparison) -> str:
     shown = [f"{what} {a} -> {b}" for what, a, b in means if a != b]
     said = f"per step {listed(shown, _SHOWN)}" if shown else "copies and syncs per step equal to four digits"
     return f"{said}{_uncounted(found)}"
+
+
+def _fewer_waits(found: Comparison) -> str:
+    """How many waits of streams A's steps have and B's have not: without one, data may be read too early."""
+    fewer: defaultdict[str, float] = defaultdict(float)
+    for line in found.lines:
+        if line.what == STREAM_WAIT and line.a is not None and line.b is not None:
+            fewer[line.kind] += line.a - line.b
+    said = [f"{by:.2g} per {kind} step" for kind, by in sorted(fewer.items()) if by >= 1]
+    return f"fewer stream waits, {listed(said, _SHOWN)}: check judges the order" if said else ""
 
 
 def _uncounted(found: Comparison) -> str:

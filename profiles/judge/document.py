@@ -61,6 +61,9 @@ def document(found: Comparison, *, a: str, b: str, run: Document, case: Case | N
             "one_run": found.trials.one_run,
             "lines": [line._asdict() for line in found.lines],
             "hazards": found.hazards,
+            "watched": not any(
+                isinstance(x.hazards, Abstained) for runs in found.trials.results for x in runs
+            ),
             "idle": found.idle,
             "gates": [gate._asdict() for gate in found.gates],
             "draws": {"count": len(found.drawn.draws), "abstained": found.drawn.abstained or None},
@@ -75,7 +78,10 @@ def document(found: Comparison, *, a: str, b: str, run: Document, case: Case | N
 def hint(found: Comparison) -> str | None:
     """What would allow a verdict: a question whose tokens do not follow from times, or, where too few runs or their
     spread prevented one, the number of runs."""
-    if Reason.OUTPUT_DIFF in found.reasons and _draws_by_batch(found.trials.a[0].result):
+    first = found.trials.a[0].result
+    expanded: Any = first.scenario.expanded
+    temperature = expanded.get("workload", {}).get("sampling", {}).get("temperature")
+    if Reason.OUTPUT_DIFF in found.reasons and first.labels.engine is not None and temperature:
         return (
             "the engine draws tokens by a sampler of its own, in the order of its batches, so that other times may"
             " alone give other tokens; --set workload.sampling.temperature=0 compares tokens that they cannot change"
@@ -100,12 +106,6 @@ def hint(found: Comparison) -> str | None:
         least = f"{found.rules.min_effect:g} %, the smallest effect of interest"
         said.append(f"more {runs} would hardly decide {titles(never)}, which changes by about {least}")
     return "; ".join(said) or None
-
-
-def _draws_by_batch(result: Result) -> bool:
-    expanded: Any = result.scenario.expanded
-    sampling = expanded.get("workload", {}).get("sampling", {})
-    return result.labels.engine is not None and bool(sampling.get("temperature"))
 
 
 def _side(label: str, results: Sequence[Result]) -> Document:

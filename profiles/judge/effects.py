@@ -34,6 +34,7 @@ PerStep = Sequence[Mapping[str, KindCounts]]  # of runs
 LineIdentity = tuple[str, str, str]  # file, function, and statement without its format
 
 CHANCE: Final = 0.01  # below this probability, a difference is not chance
+OFTEN: Final = 0.5  # per step; what changes by less may come from other batches
 ADDABLE: Final = ("sync", "h2d", "d2h")  # counters of what a step can have more of than before
 # Compared by default. Each further percentile makes the correction for multiple comparisons stricter.
 _PERCENTILES: Final = ("p50", "p99")
@@ -202,7 +203,7 @@ def _often(a: PerStep, b: PerStep) -> Iterator[AddedCount]:
             medians[count.kind, count.counter] += count.b.median - count.a.median
             means[count.kind, count.counter] += count.b.mean - count.a.mean
     for place, more in medians.items():
-        if more >= 1 and means[place] >= 0.5:
+        if more >= 1 and means[place] >= OFTEN:
             yield AddedCount(*place, more, round(means[place], 6))
 
 
@@ -213,7 +214,7 @@ def _inside_copies(a: Results, b: Results) -> Iterator[AddedCount]:
     (inside_a, all_a), (inside_b, all_b) = _waits(a), _waits(b)
     for kind in sorted(kinds & {*inside_b}):
         more = round(all_b[kind] - all_a[kind], 6)
-        if min(inside_b[kind] - inside_a[kind], more) >= 0.5:
+        if min(inside_b[kind] - inside_a[kind], more) >= OFTEN:
             yield AddedCount(kind, "sync", more, more)
 
 
@@ -316,9 +317,9 @@ def _tallies(parts: PerStep) -> dict[tuple[str, str, str], StepCounts]:
 
 
 def lines(a: Results, b: Results) -> list[LineEffect]:
-    """Source lines of steps, the largest difference first, waits of streams behind the others, and lines of kinds that
-    only one side has last. Lines are matched by file, function and statement, since line numbers move; the statement's
-    format does not count. Empty where a side recorded no lines."""
+    """Source lines of steps, the largest difference first, waits of streams behind the others of which steps have
+    ``OFTEN`` more or fewer, and lines of kinds that only one side has last. Lines are matched by file, function and
+    statement, since line numbers move; the statement's format does not count. Empty where a side recorded no lines."""
     if any(result.unrecorded for result in (*a, *b)):
         return []
     sites: dict[tuple[str, ...], SitePart | None] = {}
@@ -331,9 +332,10 @@ def lines(a: Results, b: Results) -> list[LineEffect]:
     return sorted(found, key=_order)
 
 
-def _order(line: LineEffect) -> tuple[bool, bool, float]:
+def _order(line: LineEffect) -> tuple[bool, bool, bool, float]:
     known = line.a is not None and line.b is not None
-    return not known, line.what == STREAM_WAIT, -abs((line.b or 0.0) - (line.a or 0.0))
+    change = abs((line.b or 0.0) - (line.a or 0.0))
+    return not known, change < OFTEN, line.what == STREAM_WAIT, -change
 
 
 def _steps(results: Results) -> Counter[str]:

@@ -326,12 +326,11 @@ def _of_equal_seeds(
     question."""
     shared = Counter(run.seed for run in a) & Counter(run.seed for run in b)
     if len({run.seed for run in (*a, *b)}) > 1:
-        a, b = ([run for seed in shared for run in _of_seed(side, seed)[: shared[seed]]] for side in (a, b))
+        a, b = (
+            [run for seed, most in shared.items() for run in [x for x in side if x.seed == seed][:most]]
+            for side in (a, b)
+        )
     return tuple(a), tuple(b)
-
-
-def _of_seed(runs: Sequence[Sample], seed: int) -> list[Sample]:
-    return [run for run in runs if run.seed == seed]
 
 
 def _seeds(a: Side, b: Side, plan: TrialPlan) -> list[int]:

@@ -13,7 +13,7 @@ from ..record.result import Abstained
 from . import statistics
 from .draws import Firmness
 from .reasons import Reason
-from .statistics import Interval, PairedDifferences, abba, percent
+from .statistics import Interval, abba, percent
 
 Verdict = Literal["better", "worse", "no change", "inconclusive"]
 
@@ -116,7 +116,7 @@ def judge_blocks(
     found = replace(
         Judgement(a, b, direction, delta, interval, pairs.n, test, min_effect=min_effect),
         p_value=statistics.wilcoxon(effects),
-        floor=_floor(same),
+        floor=abs(float(median(statistics.centred(same)))) if same.n else 0.0,
         slot=slot,
         drift=statistics.drift(departures),
     )
@@ -174,8 +174,3 @@ def _undecided(found: Judgement) -> Judgement:
         Reason.LOW_N if isfinite(found.interval.high - found.interval.low) else Reason.OF_ZERO
     )
     return replace(undecided, needed=needed, resolve=resolve) if more else undecided
-
-
-def _floor(same: PairedDifferences) -> float:
-    """The noise floor: the effect that the estimator finds between A and A in this run."""
-    return abs(float(median(statistics.centred(same)))) if same.n else 0.0

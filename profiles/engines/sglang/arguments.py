@@ -78,7 +78,8 @@ def server_args(resolved: Resolved, config: EngineConfig, model: Path, role: Rol
         with _setters(kind) as setters:
             args = fitted(kind, **wanted)
     except (ValueError, NotImplementedError, AssertionError) as error:
-        raise EngineError(f"SGLang refuses the scenario: {error} ({_raised_by(error)})") from error
+        frame = [*traceback.walk_tb(error.__traceback__)][-1][0]  # of the function that has raised it
+        raise EngineError(f"SGLang refuses the scenario: {error} ({frame.f_code.co_qualname})") from error
     for name in decisive.keys() - shared.keys():
         if (kept := getattr(args, name, None)) != wanted[name]:
             raise EngineError(
@@ -104,12 +105,6 @@ def _decisive(resolved: Resolved, config: EngineConfig) -> dict[str, Any]:
         "disable_overlap_schedule": staged(resolved.scenario) or not overlaps(resolved.scenario),
         "page_size": config.page_size,
     }
-
-
-def _raised_by(error: BaseException) -> str:
-    """The function that has raised the error."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return frames[-1].f_code.co_qualname
 
 
 @contextmanager

@@ -201,13 +201,11 @@ class KVTransfers:
             request = self._bridge.numbered(room - 1)
             assert request is not None
             prefilled = request.cached_tokens, request.first_scheduled_at, self._clock.now()
-            chunk = chunk._replace(metadata=self._metadata_rows(landing.row), prefilled=prefilled)
+            kinds = zip(self._metadata.aux_data_ptrs, self._metadata.aux_item_lens, strict=True)
+            rows = [ctypes.string_at(pointer + landing.row * size, size) for pointer, size in kinds]
+            chunk = chunk._replace(metadata=rows, prefilled=prefilled)
             landing.at = lands
         self._link.post(landing.source, _KV, chunk, lands)
-
-    def _metadata_rows(self, row: int) -> Sequence[bytes]:
-        kinds = zip(self._metadata.aux_data_ptrs, self._metadata.aux_item_lens, strict=True)
-        return [ctypes.string_at(pointer + row * size, size) for pointer, size in kinds]
 
     def _abort(self, room: int) -> None:
         if room not in self._aborted:

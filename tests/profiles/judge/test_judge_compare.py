@@ -203,6 +203,20 @@ def test_a_loss_that_is_too_small_for_a_trade_off_is_named(trials):
     assert "better, though TPOT worse by less than 1 %; output" in sentence(found)
 
 
+def test_a_wait_of_a_stream_that_b_lacks_is_named(trials):
+    wait = {
+        "site": {"file": "a.py", "function": "f", "line": 1, "statement": "s.wait_stream(t)"}, "range": "prepare",
+        "kind": "decode", "stream": "forward", "call": "cudaStreamWaitEvent", "sync": False, "count": 700,
+        "steady": 0, "host_us": 5.0, "exposed_us": 0.0,
+    }  # fmt: skip
+    text = sentence(judge(trials(a={"syncs": [wait]}, b={"syncs": []})))
+    assert text.endswith("; fewer stream waits, 1 per decode step: check judges the order.")
+    assert "stream waits" not in sentence(judge(trials(a={"syncs": []}, b={"syncs": [wait]})))
+    for changes, unasked in (({}, True), ({"hazards": {"findings": []}}, False)):
+        said = compare_page.notes(written(judge(trials(a=changes, b=changes))), 9)
+        assert any(note.startswith("not asked: whether data is read too early") for note in said) == unasked
+
+
 def test_a_new_sync_in_every_step_is_reported_apart(trials):
     more = {"per_step.decode.schedule.sync": TALLY}
     found = judge(trials([100.0] * 5, b=more), VerdictRules(gates=(parse("added.sync:0"),)))

@@ -82,8 +82,9 @@ def test_lines_are_matched_by_statement_and_counted_per_step(result):
 
 def test_waits_of_streams_come_behind_copies_and_syncs(result):
     wait = sync(call="cudaStreamWaitEvent", sync=False, count=40)
-    found = lines([result(synced())], [result(synced(wait, sync(call="new")))])
-    assert [line.what for line in found] == ["new", "cudaStreamWaitEvent"]
+    other_batches = sync(call="old", count=1)
+    found = lines([result(synced())], [result(synced(wait, sync(call="new"), other_batches))])
+    assert [line.what for line in found] == ["new", "cudaStreamWaitEvent", "old"]
 
 
 @pytest.mark.parametrize("role", ["decode", "pipeline"])
