@@ -46,7 +46,7 @@ def save(
 ) -> None:
     """Keep results as the baseline NAME.
 
-    Exit codes: 0 done; 2 no result, a partial one, or there is a baseline of that name.
+    Exit codes: 0 done; 2 no result, a partial one, or there is a baseline of that name; 4 a run that failed.
     """
     from ..profiles.judge.sides import require_whole, stored_in
     from ..profiles.record.result import read

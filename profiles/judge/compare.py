@@ -87,7 +87,8 @@ def judge(trials: Trials, rules: VerdictRules = VerdictRules(), drawn: DrawnRuns
         else engagement(a.steps, b.steps)
         for a, b in zip(trials.a, trials.b, strict=False)
     )
-    environment = unlike_environments(results_a[0], results_b[0])
+    others = (unlike_environments(results_a[0], result) for result in (*results_b, *results_a))
+    environment = next(filter(None, others), ())
     moved = bool(environment) and trials.design != "seeds"
     gated = tuple(dict.fromkeys(gate.name for gate in rules.gates if not (gate.place or gate.added)))
     captured = results_a[0].labels.capture is not None

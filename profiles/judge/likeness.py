@@ -54,11 +54,11 @@ class ScenarioDifference(NamedTuple):
 
 
 class LikenessError(ValueError):
-    """Two sides are of different questions."""
+    """Two sides are of different questions, or two runs of one side are."""
 
-    def __init__(self, differences: Collection[ScenarioDifference]) -> None:
+    def __init__(self, differences: Collection[ScenarioDifference], names: str = "A and B") -> None:
         listed = "".join(f"\n  {difference}" for difference in differences)
-        super().__init__(f"A and B are not alike and cannot be compared:{listed}")
+        super().__init__(f"{names} are not alike and cannot be compared:{listed}")
 
 
 def unlike_questions(
@@ -82,6 +82,12 @@ def unlike(a: Result, b: Result, *, varied: Collection[str] = ()) -> tuple[Scena
         *unlike_questions(a.scenario.expanded, b.scenario.expanded, varied=varied),
         *_edited(a, b, QUESTION),
     )
+
+
+def unlike_runs(a: Result, b: Result) -> tuple[ScenarioDifference, ...]:
+    """Everything that keeps two results from being runs of one side: also another engine, relay or version of the
+    program."""
+    return *unlike(a, b), *_of_parts("tool", a.tool, b.tool), *engine_differences(a, b)
 
 
 def _edited(a: Result, b: Result, sections: Collection[str]) -> Iterator[ScenarioDifference]:

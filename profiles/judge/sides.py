@@ -18,7 +18,8 @@ from ..platform.engine_choice import EngineChoice
 from ..platform.pool import MapFunction, require_alone
 from ..record.result import Result
 from .draws import Profiles
-from .trials import Question, Sample, Side, TrialRequest
+from .likeness import LikenessError, unlike_runs
+from .trials import Question, Sample, Side, TrialRequest, WorkloadError, unfinished
 from .worker import SOURCES, SideError, here, refs, working, worktree
 
 _GIT: Final = "git:"
@@ -151,7 +152,8 @@ def opened(
     """Both sides, ready to run. Where one is another version, both run as processes, so that they run alike; an engine
     always does.
 
-    Raises SideError, ResultError, CaptureError, MapError, MachineError, MeasuredAloneError.
+    Raises SideError, LikenessError, WorkloadError, ResultError, CaptureError, MapError, MachineError,
+    MeasuredAloneError.
     """
     with ExitStack() as stack:
         apart = a.ref is not None or b.ref is not None
@@ -184,15 +186,25 @@ def _side(
 
 
 def require_whole(result: Result, name: str) -> None:
-    """Raises SideError for a result whose run was interrupted."""
+    """Raises SideError for a result whose run was interrupted, WorkloadError for one that broke off or in which no
+    request finished."""
     if result.run.cancelled:
         raise SideError(f"{name}: the result is partial, because its run was interrupted")
+    if reason := unfinished(result):
+        raise WorkloadError(f"{name}: {reason}")
 
 
 def _read(spec: SideSpec) -> dict[int, tuple[Sample, ...]]:
+    """Raises LikenessError for runs that are not of one side, and what ``require_whole`` raises."""
     samples: dict[int, tuple[Sample, ...]] = {}
-    for stored in spec.stored:
-        sample = Sample(stored if isinstance(stored, Result) else spec.reader.read(stored))
-        require_whole(sample.result, str(stored) if isinstance(stored, Path) else spec.label)
+    first: tuple[str, Result] | None = None
+    for number, stored in enumerate(spec.stored):
+        result = stored if isinstance(stored, Result) else spec.reader.read(stored)
+        name = str(stored) if isinstance(stored, Path) else f"run {number} of {spec.label}"
+        require_whole(result, name)
+        first = first or (name, result)
+        if differences := unlike_runs(first[1], result):
+            raise LikenessError(differences, f"{first[0]} and {name}")
+        sample = Sample(result)
         samples[sample.seed] = (*samples.get(sample.seed, ()), sample)
     return samples

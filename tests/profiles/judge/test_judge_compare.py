@@ -157,7 +157,10 @@ def test_measured_blocks_get_a_verdict(blocks):
 
 
 def test_measured_blocks_of_other_environments_get_no_verdict(blocks):
-    assert judge(blocks(5, b={"environment.torch": "2.12"})).reasons == (Reason.CONFIG_DIFF,)
+    other = blocks(5, b={"environment.torch": "2.12"})
+    assert judge(other).reasons == (Reason.CONFIG_DIFF,)
+    same = blocks(5)
+    assert judge(replace(same, b=(*same.b[:-1], other.b[-1]))).reasons == (Reason.CONFIG_DIFF,)
 
 
 def test_emulated_times_do_not_depend_on_the_environment(trials):

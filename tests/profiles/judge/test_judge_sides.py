@@ -15,9 +15,10 @@ from types import SimpleNamespace
 import pytest
 
 from schedbench.profiles.judge import worker
+from schedbench.profiles.judge.likeness import LikenessError
 from schedbench.profiles.judge.local import margin, run_trial
 from schedbench.profiles.judge.sides import SideSpec, StoredSide, opened, parse, split
-from schedbench.profiles.judge.trials import Question, Sample, TrialRequest
+from schedbench.profiles.judge.trials import Question, Sample, TrialRequest, WorkloadError
 from schedbench.profiles.judge.worker import (
     SOURCES,
     CrashError,
@@ -97,6 +98,28 @@ def test_stored_results_are_a_file_or_a_folder(tmp_path, result):
         with pytest.raises(SideError, match="no stored result of workload seed 7"):
             a.run(7)
         assert a.margin(1, "r0", 0) is None
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"hardware.name": "a100"}, "2.json are not alike.*\n  hardware.name: 'h200' against 'a100'"),
+        ({"scenario.expanded.workload.requests": 3}, "workload.requests: 2 against 3"),
+        ({"relay.state": "latest"}, "relay.state: .* against 'latest'"),
+        ({"tool.git_sha": "f" * 40}, "tool.git_sha: .* against 'f"),
+        ({"run.failure": "stage 1 was killed"}, "2.json: broke off: stage 1 was killed"),
+        ({"run.cancelled": True}, "2.json: the result is partial"),
+    ],
+)
+def test_the_stored_runs_of_a_side_are_whole_and_alike(tmp_path, result, other, message):
+    result(seed=1).write(tmp_path / "1.json")
+    result(other, seed=2).write(tmp_path / "2.json")
+    one = parse(str(tmp_path / "1.json"))
+    with (
+        pytest.raises((SideError, LikenessError, WorkloadError), match=message),
+        opened(None, one, parse(str(tmp_path)), TrialRequest()),
+    ):
+        raise AssertionError
 
 
 @pytest.mark.parametrize("text", ["overlap", "=3", "overlap=true,x"])
