@@ -167,9 +167,9 @@ def run_ended(result: Result | Crash, *, scripted: bool = False) -> Check:
     failed = [Evidence(f"request {row.id} failed: {in_brief(row.reason)}") for row in rows]
     failed += [Evidence(result.run.leak)] if result.run.leak else []
     ends = f"{len(requests)} request{'s' * (len(requests) != 1)} ended"
+    wrong = [Evidence(f"did not happen: {entry}") for entry in result.run.missed]
     if not scripted:
-        return verdict("run", failed, about=ends)
-    wrong = [Evidence(f"did not happen: {fault}") for fault in result.run.missed]
+        return verdict("run", failed + wrong, about=ends)
     failure = result.run.failure or "every rank ended"
     if NO_PROGRESS in failure:  # no script stops a loop: its rank dies, or gives requests up
         wrong.append(Evidence(failure))

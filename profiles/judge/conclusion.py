@@ -15,6 +15,7 @@ from .effects import ADDABLE
 from .engagement import THRESHOLD
 from .likeness import Divergence, other_ends
 from .reasons import Reason
+from .trials import shortfalls
 from .verdict import MIN_SEEDS, Judgement
 
 _SHOWN: Final = 3  # counts
@@ -32,7 +33,7 @@ def conclusion(found: Comparison, *, a: str, b: str) -> str:
     """``a`` and ``b`` are the sides' labels."""
     said = "; ".join(filter(None, (_hazards(found), _added(found))))
     verdict = f"{_verdict(found)}{' here' if said and found.verdict == 'no change' else ''}"
-    of_all = (_metrics, _worth, _tokens, _engagement, _scheduling, _counts, _fewer_waits)
+    of_all = (_metrics, _worth, _tokens, _shortfalls, _engagement, _scheduling, _counts, _fewer_waits)
     parts = [said, verdict, *(part(found) for part in of_all)]
     if Reason.NOT_ENGAGED in found.reasons:
         counts = _counts(found) if found.engagement.engaged.differing else ""
@@ -42,10 +43,11 @@ def conclusion(found: Comparison, *, a: str, b: str) -> str:
             _beside_counts(found),
             _metrics(found),
             _tokens(found),
+            _shortfalls(found),
             counts,
         ]
     if Reason.OUTPUT_DIFF in found.reasons:  # metrics of different work cannot be compared
-        parts = [_hazards(found), _verdict(found), _tokens(found)]
+        parts = [_hazards(found), _verdict(found), _tokens(found), _shortfalls(found)]
     return f"{b} against {a} on {_setting(found)}: {'; '.join(filter(None, parts))}."
 
 
@@ -89,6 +91,10 @@ def _worth(found: Comparison) -> str:
     rows = [{"site": line.site.model_dump(), "worth_pct": line.worth_pct} for line in sited if line.site]
     source = attributed(judged.delta, rows)
     return f"of the {judged.delta:+.2f} %, {source}" if source else ""
+
+
+def _shortfalls(found: Comparison) -> str:
+    return shortfalls([*zip(("A", "B"), found.trials.results, strict=True)])
 
 
 def _setting(found: Comparison) -> str:

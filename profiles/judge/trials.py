@@ -20,7 +20,7 @@ from ...scenarios.schema import Scenario
 from ..platform import hardware
 from ..platform.engine_choice import EngineChoice
 from ..platform.pool import MapFunction, pool, prepare_pool, spread
-from ..record.result import Result
+from ..record.result import Abstained, Result
 from .draws import HARDWARE, LEFT_OUT, Draw, Profiles, drawn_profile, draws
 from .engagement import StepPrint
 from .likeness import (
@@ -410,6 +410,27 @@ def unfinished(result: Result) -> str:
     if not result.requests or any(row.status in ("finished", "aborted") for row in result.requests):
         return ""
     return f"no request finished; the reason of the first: {result.requests[0].reason}"
+
+
+def shortfalls(sides: Sequence[tuple[str, Sequence[Result]]]) -> str:
+    """How many requests were not served as the scenario has them, and what of its script did not happen, by the sides'
+    labels where the sides differ; empty where all went as the scenario has it."""
+    said = [", ".join(_shortfalls(results)) for _, results in sides]
+    if len(set(said)) == 1:
+        return said[0] and f"{said[0]}{' on each side' * (len(sides) > 1)}"
+    return "; ".join(f"{label}: {text}" for (label, _), text in zip(sides, said, strict=True) if text)
+
+
+def _shortfalls(results: Sequence[Result]) -> Iterator[str]:
+    ended = Counter(row.status for result in results for row in result.requests)
+    for status in ("refused", "failed"):
+        if ended[status]:
+            yield f"{ended[status]:,} of {ended.total():,} requests {status}"
+    workloads = [one.workload for one in results if not isinstance(one.workload, Abstained)]
+    if clipped := sum(workload.clipped for workload in workloads):
+        count = sum(workload.requests for workload in workloads)
+        yield f"{clipped:,} of {count:,} requests clipped to the context"
+    yield from dict.fromkeys(f"did not happen: {entry}" for one in results for entry in one.run.missed)
 
 
 def _without_names(sample: Sample) -> Result:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ...scenarios.combinations import MODES, findings
+from ...scenarios.failures import words
 from ...scenarios.schema import Scenario
 from ..measure.budget import asked
 from ..measure.metrics import exact
@@ -76,7 +77,8 @@ def _require_own(scenario: Scenario) -> None:
 
 def _own(task: RunTask) -> Result:
     """The result of schedbench's own scheduler, on all ranks."""
-    contexts, missed = rank_contexts(task.resolved), tuple[str, ...]()
+    contexts = rank_contexts(task.resolved)
+    missed = tuple(map(words, task.resolved.scenario.faults))  # of processes: none is left where a rank dies
     if len(contexts) == 1:
         reports = [run_alone(task)]
     elif task.options.world == "virtual":

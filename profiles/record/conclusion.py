@@ -20,8 +20,9 @@ _NUMBERS: Final = ("no", "one", "two", "three", "four", "five", "six", "seven", 
 def conclusion(result: Document) -> str:
     """Return undeclared hazards, throughput, the idle time of the GPU with its largest cause, and the line that
     costs most: what it is worth where counterfactual runs say so, else the line whose waits are most exposed. Of a
-    watched program, its hazards and how long the host waited; where no request finished, why, and where some failed,
-    how many; of a run that was interrupted, when; of one that broke off, the first reason."""
+    watched program, its hazards and how long the host waited; where no request finished, why; where some failed, how
+    many; what of the scenario's script did not happen; of a run that was interrupted, when; of one that broke off, the
+    first reason."""
     run, label = result["run"], result["labels"]
     reason = (run.get("failure") or "").partition("; ")[0].partition("\n")[0]
     broken_off = [f"broke off: {reason}"] if reason else ["interrupted"] * run["cancelled"]
@@ -42,7 +43,7 @@ def conclusion(result: Document) -> str:
         return f"{broken_off[0]}{when}{ended:,}{of_all} requests{of_pass} {had}finished{before}."
     if unfinished := _none_finished(result):
         return f"{unfinished}."
-    found = (*_hazards(result, "undeclared hazard"), *_failed(result))
+    found = (*_hazards(result, "undeclared hazard"), *_failed(result), *_missed(run))
     parts = (*_throughput(result), *_idle(result))
     line = _costliest(result) if "worth" in result else _most_exposed(result)
     return f"{'; '.join((*found, *(parts or _without_times(result)), *line))}."
@@ -120,6 +121,11 @@ def _failed(result: Document) -> Iterator[str]:
     reasons = [request["reason"] for request in result["requests"] if request["status"] == "failed"]
     if reasons:
         yield f"{len(reasons):,} of {len(result['requests']):,} requests failed, the first: {reasons[0]}"
+
+
+def _missed(run: Document) -> Iterator[str]:
+    if missed := run.get("missed"):
+        yield f"did not happen: {listed(missed, 1)}"
 
 
 def _without_times(result: Document) -> Iterator[str]:

@@ -45,7 +45,7 @@ class RunPart(ResultModel):
     failure: str | None = (
         omitted()
     )  # ranks that were lost, and what became of the others; how a program failed
-    missed: tuple[str, ...] = omitted(())  # scripted faults that did not occur
+    missed: tuple[str, ...] = omitted(())  # scripted faults and controls that did not occur
     leak: str | None = omitted()  # memory that an engine holds after all requests have ended
     hazards_s: Number | None = None  # of wall_s, what watching for hazards took
     import_s: Number | None = omitted()  # before wall_s, what importing another project's engine took

@@ -229,6 +229,7 @@ def run_part(command: str, started: datetime, wall_s: float, done: Pass, machine
         emulation_speed=(done.end - done.start) / 1e9 / done.wall_s if machine.labels.emulated else None,
         cancelled=done.cancelled,
         failure=done.failure or None,
+        missed=tuple(done.missed),
         hazards_s=None if machine.hazards is None else machine.hazards.spent / 1e9,
     )
 

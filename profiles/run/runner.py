@@ -144,6 +144,7 @@ class OwnSystem(System):
             "pipelined": run_pipelined,
         }
         loops[_loop_name(self._resolved.scenario)](self.scheduler)
+        self.missed = [f"{control.action} before batch {control.at}" for control in self.scheduler.controls]
 
     def relay_part(self) -> RelayPart:
         relay, scenario = self._resolved.relay, self._resolved.scenario
@@ -219,6 +220,7 @@ class Pass:
     cancelled: bool
     failure: str  # why it broke off, if it did
     simulated: bool  # the acceptance of drafts was simulated
+    missed: Sequence[str]  # what of the scenario's controls it did not come to
     wall_s: float  # of the workload alone; used for the emulation speed only
 
 
@@ -351,6 +353,7 @@ class PreparedRun:
             cancelled,
             failure,
             self.system.simulated,
+            self.system.missed,
             wall_s,
         )
 

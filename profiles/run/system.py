@@ -31,6 +31,7 @@ class System(ABC):
     simulated = False  # the acceptance of drafts is simulated
     aborts = True  # requests can be aborted here
     defaults: Collection[str] = ()  # what an engine's system answered by a constant
+    missed: Sequence[str] = ()  # what of the scenario's controls the last run did not come to, in words
     leak = ""  # the memory that an engine holds after all requests have ended, in a sentence
     declared_hazards: Sequence[str] = ()  # names of those that its relay state declares
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 import zlib
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, product
@@ -21,7 +20,7 @@ from ..judge.effects import MetricValue, judged_name, metric_names, metric_value
 from ..judge.likeness import comparable, same_tokens
 from ..judge.sides import ENGINE, SideSpec, parse, split
 from ..judge.statistics import percent
-from ..judge.trials import Tokens, unfinished
+from ..judge.trials import Tokens, shortfalls, unfinished
 from ..judge.verdict import MIN_EFFECT
 from ..platform.engine_choice import EngineChoice
 from ..platform.names import load_named
@@ -263,26 +262,9 @@ def answered(plan: SweepPlan, place: Place, answers: Sequence[Answer]) -> Cell:
     absent = f"{plan.metric}: {why_absent(plan.metric, results) or 'not measured'}"
     if reason or len(known) < len(found):
         return Cell(place, refusal=reason or absent, failed=bool(failure))
-    remark, packed = _remark(plan, results), tuple(map(_packed, results))
-    return Cell(place, remark=remark, values=known, tokens=_tokens(results), packed=packed)
-
-
-def _remark(plan: SweepPlan, results: Sequence[Result]) -> str:
-    """How many requests were not served as the scenario has them, of each side where the sides differ."""
-    said = [", ".join(_shortfalls(result)) for result in results]
-    if len(set(said)) == 1:
-        return said[0]
-    return "; ".join(f"{side.label}: {text}" for side, text in zip(plan.sides, said, strict=True) if text)
-
-
-def _shortfalls(result: Result) -> Iterator[str]:
-    ended = Counter(row.status for row in result.requests)
-    for status in ("refused", "failed"):
-        if ended[status]:
-            yield f"{ended[status]:,} of {len(result.requests):,} requests {status}"
-    workload = result.workload
-    if not isinstance(workload, Abstained) and workload.clipped:
-        yield f"{workload.clipped:,} of {workload.requests:,} requests clipped to the context"
+    sides = [(side.label, [result]) for side, result in zip(plan.sides, results, strict=True)]
+    packed = tuple(map(_packed, results))
+    return Cell(place, remark=shortfalls(sides), values=known, tokens=_tokens(results), packed=packed)
 
 
 def _resolved(plan: SweepPlan, place: Place, side: SideSpec) -> Resolved:

@@ -40,7 +40,7 @@ class Controls:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._first = scheduler.batches
-        self._pending = deque(scheduler.engine.config.controls)
+        self._pending = scheduler.controls = deque(scheduler.engine.config.controls)
         self._flushes = False
 
     def carry_out(self, unsettled: deque[Launched]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 from ..admission import (
@@ -16,6 +16,7 @@ from ..admission import (
     start_grammar,
 )
 from ..batch import FIRST_STEP, STEP_STRIDE, ScheduleBatch, StepResult, step_infos
+from ..config import Control
 from ..model.sampling import sampling_of
 from ..pipeline import ChunkSizes
 from ..request import Request, Status
@@ -47,6 +48,7 @@ class Scheduler:
         self.chunked_req: Request | None = None
         self.chunk_sizes: ChunkSizes | None = None  # if they follow latencies
         self.parked: Sequence[ScheduleBatch] = ()  # of microbatches whose turn it is not
+        self.controls: Collection[Control] = ()  # that the run under way has not come to
         # The next batch's number; under speculation the steps beside it have numbers of their own.
         self._stride = 1 if config.speculative is None else STEP_STRIDE
         self.next_step = 0 if config.speculative is None else FIRST_STEP

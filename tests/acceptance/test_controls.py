@@ -125,6 +125,15 @@ def test_check_compares_the_tokens_until_an_abort() -> None:
     assert tokens.verdict == "passed"
 
 
+def test_a_control_that_the_run_does_not_come_to_is_reported() -> None:
+    question = resolved("pause", *FEW, controls(("flush", 9999), ("pause", 3)))
+    report = Examiner(question, ()).examine(choose("latest", {}))
+    run = next(check for check in report.checks if check.name == "run")
+    assert [one.says for one in run.evidence] == ["did not happen: flush before batch 9999"]
+    assert report.failed and report.result is not None
+    assert report.result.document()["conclusion"].startswith("did not happen: flush before batch 9999; ")
+
+
 SPACED = (*FEW, "workload.arrival={process: constant, rate: 50}", "workload.requests=4")
 
 

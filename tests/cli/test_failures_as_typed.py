@@ -75,6 +75,9 @@ def test_the_workload_of_a_failed_run_is_the_planned_one(run_command: RunCommand
 def test_a_message_that_never_came_is_reported(run_command: RunCommand) -> None:
     said = run_command("run", "disagg", *SMALL, "--set", NEVER)
     assert (said.code, said.err) == (0, "did not happen: prefill 0 to decode 0: drop of kv 99\n")
+    never = "faults=[{rank: stage 1, dies: {phase: forward, nth: 9999}}]"
+    said = run_command("run", "pp2", *SMALL[:2], "--world", "distributed", "--set", never, "--format", "json")
+    assert json.loads(said.out)["conclusion"].startswith("did not happen: stage 1 dies in forward 9999; ")
 
 
 def test_faults_do_not_affect_the_warm_up(run_command: RunCommand) -> None:

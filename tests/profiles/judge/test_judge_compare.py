@@ -19,7 +19,7 @@ from schedbench.profiles.judge.trials import Sample, Trials, compared
 from schedbench.profiles.judge.verdict import Judgement, judge_seeds
 from schedbench.profiles.record.result import canonical
 from tests.cli.pages import printed
-from tests.profiles.judge.conftest import MEASURED, OTHER_STEPS, OTHER_TOKENS, STEPS, TALLY
+from tests.profiles.judge.conftest import MEASURED, OTHER_STEPS, OTHER_TOKENS, STEPS, TALLY, rows
 
 ABSTAINED = MEASURED | {"outputs": {"abstained": "CUDA"}}
 RUN = {"command": "schedbench compare x y", "cancelled": False}
@@ -107,6 +107,13 @@ def test_abstained_tokens_prevent_no_verdict(trials):
     simulated = {"outputs": {"abstained": "acceptance is simulated"}}
     found = judge(trials(a=simulated, b=simulated))
     assert (found.verdict, found.trials.tokens) == ("better", "not applicable")
+
+
+def test_requests_that_failed_are_named_with_their_side(trials):
+    lost = {"requests": [{**rows(r0=[5])[0], "status": "failed"}, *rows(r1=[6])]}
+    assert "; B: 5 of 10 requests failed; " in sentence(judge(trials(b=lost)))
+    both = sentence(judge(trials(a=lost, b={**lost, **OTHER_TOKENS})))
+    assert both.endswith("; 5 of 10 requests failed on each side.")
 
 
 def test_a_change_that_is_not_engaged_gets_no_verdict(trials, blocks):
@@ -266,7 +273,7 @@ def test_requests_that_ended_otherwise_are_reported(trials, result):
     said = "request r0 ended finished (stop) instead of finished (length) and 4 more"
     assert f"tokens equal, but {said}; " in text
     text = sentence(judge(trials(b={"requests": rows, **OTHER_TOKENS})))
-    assert "; outputs differ, first with seed 0" in text and text.endswith(f"; {said}.")
+    assert "; outputs differ, first with seed 0" in text and f"; {said}; 5 of 10 " in text
 
 
 def test_a_hazard_that_only_b_has_breaks_the_comparison(trials):
@@ -355,7 +362,8 @@ def test_the_conclusion_of_a_faster_side(trials):
     assert text == (
         "barrier=off against barrier=top on mixed (emulated h200, 5 seeds): better; "
         "output throughput +3.00 % [+2.50, +4.00], TTFT +0.00 % [+0.00, +0.00], TPOT +0.00 % [+0.00, +0.00]; "
-        "tokens equal; engaged in 50 of 50 decode steps (100.0 %); copies and syncs per step equal."
+        "tokens equal; 5 of 10 requests refused on each side; "
+        "engaged in 50 of 50 decode steps (100.0 %); copies and syncs per step equal."
     )
 
 
@@ -405,7 +413,8 @@ def test_the_conclusion_of_equal_sides(trials):
     text = sentence(judge(trials([100.0] * 5, steps=STEPS)))
     assert text == (
         "y against x on mixed (emulated h200, 5 seeds): inconclusive: NOT_ENGAGED, as many device operations of each "
-        "kind in all 50 steps; A and B are the same engine; every metric equal to the last digit; tokens equal."
+        "kind in all 50 steps; A and B are the same engine; every metric equal to the last digit; tokens equal; "
+        "5 of 10 requests refused on each side."
     )
 
 

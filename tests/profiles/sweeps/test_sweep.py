@@ -178,7 +178,7 @@ def test_requests_that_were_not_served_are_counted() -> None:
     (refused,) = cells(plan(lengths, sides=("kv_tokens=100", "")), Runs(OPTIONS))
     assert refused.remark == "kv_tokens=100: 2 of 4 requests refused"
     (clipped,) = cells(plan("preset=tiny-llama", "prompt_tokens=9000"), Runs(OPTIONS))
-    assert clipped.remark == "4 of 4 requests clipped to the context"
+    assert clipped.remark == "4 of 4 requests clipped to the context on each side"
 
 
 @pytest.mark.parametrize(
