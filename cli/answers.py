@@ -329,7 +329,7 @@ def stored(path: Path, reader: Reader) -> Answer:
     """The answer in a stored document, in the folder that a command kept one in, or in a capture. Raises ResultError,
     CaptureError, MapError."""
     from ..profiles.captures.capture import CaptureFileError, read_json
-    from ..profiles.record.result import ResultError
+    from ..profiles.record.result import SCHEMA_VERSION, ResultError
 
     if path.is_dir():
         path = next((path / name for name in _FILES if (path / name).is_file()), path)
@@ -337,13 +337,18 @@ def stored(path: Path, reader: Reader) -> Answer:
     with suppress(OSError, CaptureFileError):  # which the reader reports
         document = read_json(path) if path.suffix == ".json" and path.is_file() else None
     kind = next((_KINDS[key] for key in _KINDS if isinstance(document, dict) and key in document), None)
-    if not isinstance(document, dict) or kind is None:
-        return RunAnswer(reader.read(path))
-    answer = kind(document)
+    answer: Answer
+    if isinstance(document, dict) and kind is not None:
+        answer, version = kind(document), str(document.get("schema_version", SCHEMA_VERSION))
+    else:
+        answer, version = RunAnswer(reader.read(path)), SCHEMA_VERSION
     try:
+        if not version.startswith("1."):
+            raise ValueError
         answer.page()
         _ = answer.is_good
     except (LookupError, TypeError, ValueError, AttributeError):
-        version = document.get("schema_version")
-        raise ResultError(f"{path}: its schema_version, {version}, is not understood") from None
+        raise ResultError(
+            f"{path}: its schema_version, {version}, is not understood, or it is not whole"
+        ) from None
     return answer

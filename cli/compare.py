@@ -242,8 +242,11 @@ def _compared(
 
 def _without_verdict(output_dir: Path | None) -> str:
     """What an interruption of the runs leaves; empty where that is nothing."""
-    runs = 0 if output_dir is None else len([*output_dir.glob("[ab]/run-*.json")])
-    return f"there is no verdict; runs kept in {output_dir}: {runs}" if runs else ""
+    from ..profiles.record.result import read
+
+    parts = [read(path).run.cancelled for path in output_dir.glob("[ab]/run-*.json")] if output_dir else []
+    cut = f" and {parts.count(True)} that was interrupted" if any(parts) else ""
+    return f"there is no verdict; runs kept in {output_dir}: {parts.count(False)}{cut}" if parts else ""
 
 
 def _named(of: Sequence[ASide], a: ASide, b: ASide, overrides: list[str]) -> tuple[str | None, ASide, ASide]:

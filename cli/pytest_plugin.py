@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -71,9 +72,7 @@ class ScheduleBench:
         self._saved = saved
 
     def __getattr__(self, name: str) -> Any:
-        from . import api
-
-        return getattr(api, name)
+        return getattr(import_module("schedbench"), name)
 
     def run(self, scenario: str | Path, **options: Any) -> RunAnswer:
         """Raises UsageError where a baseline would be saved a second time."""

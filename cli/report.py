@@ -52,6 +52,8 @@ def report(
             raise UsageError("--scrubbed takes one capture")
         reader.scrubbed(files[0], scrubbed)
         files = [scrubbed]
+    if form == "svg" and len(files) > 1:
+        raise UsageError("--format svg is one picture: give one file")
     found = [stored(path, reader) for path in files]
     if form == "csv" and all(isinstance(answer, RunAnswer) for answer in found):
         sys.stdout.write(printable(csv_of([answer.document for answer in found])))

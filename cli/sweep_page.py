@@ -44,7 +44,11 @@ def setting(document: Document) -> str:
     """What kind of numbers these are."""
     labels = document["labels"]
     parts = ["no run"] if labels is None else ["emulated" if labels["emulated"] else "measured"]
-    parts += [] if labels is None else [host_time(labels, labels.get("engine")), SEEDS]
+    parts += (
+        []
+        if labels is None
+        else [*document.get("hardware", ()), host_time(labels, labels.get("engine")), SEEDS]
+    )
     parts.append("Δ %" if _compares(document) else document["sweep"]["unit"] or "no unit")
     if document["sweep"]["direction"]:
         parts.append(f"{document['sweep']['direction']} is better")

@@ -20,6 +20,7 @@ from ...scenarios.schema import Scenario
 from ...sched.batch import ModelOutput
 from ...sched.kernels.sampling import row_seed
 from ...sched.model.sampling import Sampler, SamplingInfo
+from ..platform.machine import MachineError
 from ..platform.pool import MapFunction, pool, saves_time
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options, execute, whole
@@ -49,7 +50,10 @@ class LocalSide(Side):
     spreads = True
 
     def run(self, seed: int | None) -> Sample:
-        return run_trial(self.question, replace(self.order, seed=seed))
+        try:
+            return run_trial(self.question, replace(self.order, seed=seed))
+        except MachineError as error:
+            raise MachineError(f"{self.label}: {error}") from None
 
     def recorded(self, seed: int | None, folder: Path) -> tuple[Result, Path]:
         order = replace(self.order, seed=seed, record=str(folder))

@@ -19,8 +19,9 @@ from .conclusion import sweep_conclusion
 from .sweep import Cell, SweepPlan, Tone, answered, questions_at
 
 # History: 1.0 the first; 1.1 repeats break-evens under draws of the hardware's constants; 1.2 has a conclusion; 1.3 has
-# the smallest effect of interest, no candidate where tokens differ, and remarks on requests that were not served.
-SCHEMA_VERSION: Final = "1.3"
+# the smallest effect of interest, no candidate where tokens differ, and remarks on requests that were not served; 1.4
+# names the hardware, and the kinds of host time of all cells.
+SCHEMA_VERSION: Final = "1.4"
 
 Document = dict[str, Any]
 
@@ -159,19 +160,22 @@ def document(plan: SweepPlan, found: Sequence[Cell], drawn: DrawnCrossings, *, r
     """``run`` is the result document's ``run`` of the whole sweep; ``found`` may have fewer cells than the plan."""
     first = next((cell for cell in found if cell.values), None)
     reading = first.values[0] if first else None
-    labels = first.results[0].labels if first and first.results else None
+    results = [result for cell in found for result in cell.results]
+    hosts = " and ".join(sorted({result.labels.host for result in results}))
+    labels = results[0].labels.model_dump(mode="json") | {"host": hosts} if results else None
     content = {
         "schema_version": SCHEMA_VERSION,
         "tool": tool().model_dump(mode="json"),
         "run": run,
         "environment": environment(),
-        "labels": labels and labels.model_dump(mode="json"),
+        "labels": labels,
+        "hardware": sorted({result.hardware.name for result in results}),
         "scenario": {"name": plan.scenario, "overrides": list(plan.overrides)},
         "sweep": {
             "metric": plan.metric,
             "unit": reading and reading.unit,
             "direction": reading and reading.direction,
-            "exact": labels and labels.exact,
+            "exact": all(result.labels.exact for result in results) if results else None,
             "min_effect_pct": MIN_EFFECT,
             "not_drawn": drawn.abstained or None,
             "axes": [axis._asdict() | {"values": list(axis.values)} for axis in plan.axes],

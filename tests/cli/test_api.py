@@ -130,6 +130,9 @@ def test_two_results_are_compared_as_stored_ones(
     assert found.passed and found.verdict == "inconclusive"
     assert sb.load(tmp_path / "a.json").document == overlapped.document
     comparison = {key: part for key, part in found.document["comparison"].items() if key != "passed"}
+    (tmp_path / "later.json").write_text(json.dumps({**found.document, "schema_version": "9.9"}))
+    with pytest.raises(ValueError, match=r"its schema_version, 9\.9, is not understood"):
+        sb.load(tmp_path / "later.json")
     earlier = {**found.document, "schema_version": "1.2", "comparison": comparison}
     (tmp_path / "compare.json").write_text(json.dumps(earlier))
     with pytest.raises(ValueError, match=r"its schema_version, 1\.2, is not understood"):

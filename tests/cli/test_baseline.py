@@ -110,6 +110,8 @@ def test_the_marker_compares_runs_with_the_saved_baseline(tmp_path: Path) -> Non
     names = [f"run-{number:03d}.json" for number in range(MIN_SEEDS)]
     assert sorted(path.name for path in (tmp_path / "mixed").iterdir()) == names
     bench = ScheduleBench(held, tmp_path, saved=None)
+    with pytest.raises(AttributeError, match="module 'schedbench' has no attribute 'cmpare'"):
+        bench.cmpare("mixed")
     bench.run("mixed", **SMALL).assert_budget("decode.steady", schedule={"sync": 0})
     with pytest.raises(
         pytest.fail.Exception, match=r"baseline mixed: B against .*5 seeds.*\ngate .*sync:0: failed"

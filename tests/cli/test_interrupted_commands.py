@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from schedbench.cli.compare import _without_verdict
 from schedbench.cli.console import WorkLog
 from schedbench.cli.errors import interruptible
 from schedbench.profiles.check import runs
@@ -227,8 +228,11 @@ def test_an_interrupted_profile_has_the_code_of_an_interruption(
     assert run_command("profile", "mixed", "--tool", "torch", "--output-dir", tmp_path).code == 130
 
 
-def test_an_incomplete_run_gets_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_run_gets_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     question, result = cut_short()
+    (tmp_path / "a").mkdir()
+    result.write(tmp_path / "a/run-000.json")
+    assert _without_verdict(tmp_path).endswith(f"{tmp_path}: 0 and 1 that was interrupted")
     monkeypatch.setattr(runs, "execute", lambda *_, **__: result)
     with pytest.raises(KeyboardInterrupt):
         attempt(question, Options(device="vgpu"))

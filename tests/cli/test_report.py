@@ -98,6 +98,12 @@ def test_a_map_of_the_user_is_applied(capture, tmp_path):
         (["report", "junk.json"], 2, "expected a result.json, an .nsys-rep, its .sqlite, or a trace"),
         (["report", "list.json"], 2, "not a schedbench result"),
         (["report", "sglang.sqlite", "--map", "sglan"], 2, "did you mean 'sglang'"),
+        (
+            ["report", "edited.json"],
+            2,
+            "edited.json: its schema_version, 1.0, is not understood, or it is not",
+        ),
+        (["report", "list.json", "list.json", "--format", "svg"], 2, "--format svg is one picture"),
         (["report", "x.nsys-rep"], 3, "install Nsight Systems"),
         (["compare", "sglang.sqlite", "sglang.sqlite", "--a", "relay=latest"], 2, "compare takes a scenario"),
         (["compare", "sglang.sqlite", "cpu.sqlite"], 2, "not alike"),
@@ -111,6 +117,9 @@ def test_other_files_are_refused(tmp_path, monkeypatch, run_command, arguments, 
     monkeypatch.setattr("schedbench.profiles.captures.nsys.record.PLACES", ())
     (tmp_path / "junk.json").write_text("junk")
     (tmp_path / "list.json").write_text('[{"name": "mixed"}]')
+    edited = json.loads(SAMPLE.read_text())
+    edited["metrics"]["output_throughput"]["values"] = []
+    (tmp_path / "edited.json").write_text(json.dumps(edited))
     (tmp_path / "x.nsys-rep").write_bytes(b"report")
     said = run_command(*arguments)
     assert said.code == expected and message in said.err

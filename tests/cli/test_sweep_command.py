@@ -87,7 +87,9 @@ def page(document: dict[str, Any]) -> list[str]:
 def test_two_axes_form_a_table(document: dict[str, Any]) -> None:
     lines = page(document)
     assert lines[0] == document["conclusion"]
-    assert lines[1] == "emulated · host time modelled · 1 workload seed per cell · Δ % · higher is better"
+    assert (
+        lines[1] == "emulated · h200 · host time modelled · 1 workload seed per cell · Δ % · higher is better"
+    )
     assert lines[3].split() == ["model.preset", "/", "workload.arrival.concurrency", "1", "2", "break-even"]
     assert [line.split()[0] for line in lines[5:]] == ["tiny-llama", "llama-3-8b"]
     assert [line.split()[-2:] for line in lines[5:]] == [["always", "worse"], ["always", "better"]]

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from schedbench.profiles.judge.local import LocalSide
+from schedbench.profiles.judge.trials import Question, TrialRequest
 from schedbench.profiles.platform import capacity
 from schedbench.profiles.platform.machine import MachineError
 from schedbench.profiles.platform.resolve import ask
@@ -14,6 +16,9 @@ from schedbench.profiles.platform.resolve import ask
 def test_a_model_that_does_not_fit_is_refused_with_the_reason() -> None:
     with pytest.raises(MachineError, match=r"needs .* GiB of memory .* engine.kv_tokens"):
         capacity.check(ask("mixed", ["engine.kv_tokens=1000000000000"]))
+    side = LocalSide("kv", Question.of("mixed", ["engine.kv_tokens=1000000000000"]), TrialRequest())
+    with pytest.raises(MachineError, match=r"^kv: this run needs .* GiB"):
+        side.run(0)
     for override in ("model.preset=llama-3-70b", "engine.page_size=1000000000000"):
         with pytest.raises(MachineError, match="GiB"):
             capacity.check(ask("mixed", [override, "model.dtype=float32"]))
