@@ -14,7 +14,7 @@ from schedbench.profiles.check.drafts import NAME, check_drafts, reference_draft
 from schedbench.profiles.check.examine import Examiner
 from schedbench.profiles.check.invariants import Invariants
 from schedbench.profiles.check.report import Check
-from schedbench.profiles.check.tokens import promised
+from schedbench.profiles.check.tokens import differences, promised
 from schedbench.profiles.platform.resolve import Resolved
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.sched.batch import DraftState
@@ -23,7 +23,7 @@ from schedbench.sched.relay.faults import Fault, unchanged
 from schedbench.sched.relay.row import DraftRow
 from schedbench.sched.relay.states import states
 from schedbench.sched.speculate.drafter import Drafter, VerifiedChains
-from tests.acceptance.runs import resolved
+from tests.acceptance.runs import resolved, result_of
 
 EAGLE = ("model.preset=tiny-llama-eagle", "engine.mixed_chunk=false", "workload.requests=4")
 V2 = "engine.speculative={algorithm: eagle, mode: v2}"
@@ -110,6 +110,18 @@ def test_aborted_requests_are_no_difference() -> None:
     leaving = question("workload.abort={fraction: 0.5, after_tokens: 3}")
     checks = Examiner(leaving, ()).examine(leaving.relays[0]).checks
     assert {check.name: check.evidence for check in checks if check.verdict == "failed"} == {}
+
+
+def test_an_abort_that_comes_late_is_a_difference() -> None:
+    few = ("device.values=none", "workload.requests=2", "measure.warmup_requests=0")
+    early, late = (
+        result_of("mixed", *few, f"workload.abort={{fraction: 1, after_tokens: {n}}}") for n in (2, 3)
+    )
+    assert [one.says[:26] for one in differences(late, early)] == [
+        "request r0, output token 2",
+        "request r1, output token 2",
+    ]
+    assert not [*differences(early, early)]
 
 
 # ---- wrong in every order ----------------------------------------------------------------------------------
