@@ -54,8 +54,8 @@ def run_engine(
     extra_sinks: Sequence[ExtraSink] = (),
 ) -> Sequence[RankReport | RouterReport]:
     """Run once on that engine. Each of several ``ranks`` runs in a process of its own: the stages of a pipeline and
-    workers that send each other KV at the same time, and workers that do not one after the other. The first of
-    ``extra_sinks`` gets the state of a copy that has seen the first rank. Raises EngineError, EngineFailedError,
+    workers that send each other KV at the same time, and workers that do not one after the other. Each of
+    ``extra_sinks`` gets the state of a copy that has seen the rank at its place. Raises EngineError, EngineFailedError,
     KeyboardInterrupt, and what a run raises."""
     if options.device == "cuda":
         raise EngineError(
@@ -190,8 +190,8 @@ class EngineProcess:
         self._raise(answer, "the run")
         reports: list[RankReport] = []
         for part in answer["result"]:
-            for sink, seen in zip(extra_sinks, unpacked(part["sinks"]), strict=False):
-                vars(sink).update(vars(seen))
+            for rank, seen in unpacked(part["sinks"]):
+                vars(extra_sinks[rank]).update(vars(seen))
             report: RankReport = unpacked(part["report"])
             run = report.result.run.model_copy(update={"import_s": self.import_s})
             reports.append(report._replace(result=report.result.model_copy(update={"run": run})))

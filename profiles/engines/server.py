@@ -256,8 +256,9 @@ class LoadedEngine(NamedTuple):
 
         def run(context: RankContext, link: TurnLink | None, beat: Callable[[], None]) -> Answer:
             _write_stack_at_signal(f"rank {0 if link is None else link.rank}")
+            rank = context.rank if link is None else link.rank
             report = run_on_engine(self, resolved, options, context, link, extra_sinks, beat)
-            return {"report": packed(report), "sinks": packed(() if context.rank else extra_sinks)}
+            return {"report": packed(report), "sinks": packed([*enumerate(extra_sinks)][rank : rank + 1])}
 
         def run_rank(rank: int, connection: Connection) -> Answer:
             kind = TurnLink if ranks[rank].stage is None else StageLink
