@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple, TypeGuard, get_args
 
 from rich import box
 from rich.console import Console
-from rich.measure import Measurement, measure_renderables
+from rich.measure import measure_renderables
 from rich.padding import Padding
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from ..profiles.picture.model import Picture, Scene
@@ -190,7 +190,8 @@ def _fit(table: Table, console: Console) -> None:
     """Set the widths of the columns so that the table is no wider than the console and no cell is cut. A table that is
     too wide, and has no column of text with ``overflow="fold"``, gets smaller gaps. Then the widest column is folded
     first. Words, and cells that do not wrap, are divided only if all columns are as narrow as theirs."""
-    natural = [_measured(column, console) for column in table.columns]
+    contents = ([column.header, *column.cells] for column in table.columns)
+    natural = [measure_renderables(console, console.options, cells) for cells in contents]
     texts = [column.overflow == "fold" for column in table.columns]
     least = [
         1 if text else found.maximum if column.no_wrap else found.minimum
@@ -205,10 +206,6 @@ def _fit(table: Table, console: Console) -> None:
     for column, found, width in zip(table.columns, natural, widths, strict=True):
         column.width, column.overflow = width, "fold"
         column.no_wrap = column.no_wrap and width >= found.maximum
-
-
-def _measured(column: Column, console: Console) -> Measurement:
-    return measure_renderables(console, console.options, [column.header, *column.cells])
 
 
 def _gaps(table: Table) -> int:

@@ -107,11 +107,8 @@ def _drafts_apart(found: Result, expected: Result) -> Iterator[Evidence]:
 
 def _counted(chosen: Sequence[int]) -> str:
     strategies = sum(seed < len(STRATEGIES) for seed in chosen)
-    parts = [_some(strategies, "strategy", "strategies")] if strategies else []
-    others = len(chosen) - strategies
-    parts += [_some(others, "random order", "random orders")] if others else []
-    return " and ".join(parts)
-
-
-def _some(count: int, one: str, more: str) -> str:
-    return f"{count} {one if count == 1 else more}"
+    counts = (
+        (strategies, "strategy", "strategies"),
+        (len(chosen) - strategies, "random order", "random orders"),
+    )
+    return " and ".join(f"{count} {one if count == 1 else more}" for count, one, more in counts if count)

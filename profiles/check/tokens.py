@@ -88,13 +88,10 @@ def promised(resolved: Resolved, *, retracted: bool = False) -> bool:
 def differences(found: Result, expected: Result) -> Iterator[Evidence]:
     """The first few requests with other tokens or another end."""
     yield from first_of(list(other_ends(found, expected)), "ended otherwise")
-    apart = [
-        _difference(*entry)
-        for entry in token_differences(found, expected)
-        if not _aborted_later(entry, found, expected)
-    ]
+    entries = [*token_differences(found, expected)]
+    apart = [_difference(*entry) for entry in entries if not _aborted_later(entry, found, expected)]
     yield from first_of(apart, "differ")
-    if not apart and not _aborted_at_other_tokens(found, expected):
+    if not entries:
         yield from first_of(list(value_differences(found, expected)), "have other log probabilities")
 
 
@@ -108,12 +105,6 @@ def _aborted_later(entry: tuple[str, int, int | None, int | None], found: Result
     request, _, token, meant = entry
     at_once = found.labels.engine is not None or "verify" in found.steps() | expected.steps()
     return at_once and None in (token, meant) and {request} <= _aborted(found) & _aborted(expected)
-
-
-def _aborted_at_other_tokens(found: Result, expected: Result) -> bool:
-    counts = {row.id: row.output_tokens for row in expected.requests}
-    aborted = _aborted(found) & _aborted(expected)
-    return any(row.id in aborted and row.output_tokens != counts[row.id] for row in found.requests)
 
 
 def _aborted(result: Result) -> set[str]:

@@ -33,7 +33,7 @@ def conclusion(found: Comparison, *, a: str, b: str) -> str:
     """``a`` and ``b`` are the sides' labels."""
     said = "; ".join(filter(None, (_hazards(found), _added(found))))
     verdict = f"{_verdict(found)}{' here' if said and found.verdict == 'no change' else ''}"
-    of_all = (_metrics, _worth, _tokens, _shortfalls, _engagement, _scheduling, _counts, _fewer_waits)
+    of_all = (_metrics, _worth, _tokens, _engagement, _scheduling, _counts, _fewer_waits)
     parts = [said, verdict, *(part(found) for part in of_all)]
     if Reason.NOT_ENGAGED in found.reasons:
         counts = _counts(found) if found.engagement.engaged.differing else ""
@@ -43,11 +43,10 @@ def conclusion(found: Comparison, *, a: str, b: str) -> str:
             _beside_counts(found),
             _metrics(found),
             _tokens(found),
-            _shortfalls(found),
             counts,
         ]
     if Reason.OUTPUT_DIFF in found.reasons:  # metrics of different work cannot be compared
-        parts = [_hazards(found), _verdict(found), _tokens(found), _shortfalls(found)]
+        parts = [_hazards(found), _verdict(found), _tokens(found)]
     return f"{b} against {a} on {_setting(found)}: {'; '.join(filter(None, parts))}."
 
 
@@ -91,10 +90,6 @@ def _worth(found: Comparison) -> str:
     rows = [{"site": line.site.model_dump(), "worth_pct": line.worth_pct} for line in sited if line.site]
     source = attributed(judged.delta, rows)
     return f"of the {judged.delta:+.2f} %, {source}" if source else ""
-
-
-def _shortfalls(found: Comparison) -> str:
-    return shortfalls([*zip(("A", "B"), found.trials.results, strict=True)])
 
 
 def _setting(found: Comparison) -> str:
@@ -183,14 +178,17 @@ def firmness_text(judged: Judgement) -> str:
 
 
 def _tokens(found: Comparison) -> str:
+    """Whether tokens and ends are the same, and which requests were not served."""
     pairs = zip(*found.trials.results, strict=False)
     ends = [text for a, b in pairs if a.scenario.seed == b.scenario.seed for text in other_ends(b, a)]
     ended = listed(ends, 1)
+    said = [f"tokens equal, but {ended}" if ended else "tokens equal"]
     if found.trials.divergence is not None:
-        return "; ".join(filter(None, (divergence_text(found.trials.divergence), ended)))
-    if found.trials.tokens != "equal":
-        return f"tokens: {found.trials.tokens}"
-    return f"tokens equal, but {ended}" if ended else "tokens equal"
+        said = [divergence_text(found.trials.divergence), ended]
+    elif found.trials.tokens != "equal":
+        said = [f"tokens: {found.trials.tokens}"]
+    lost = shortfalls([*zip("AB", found.trials.results, strict=True)])
+    return "; ".join(filter(None, (*said, lost)))
 
 
 def divergence_text(where: Divergence) -> str:

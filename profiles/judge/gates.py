@@ -215,9 +215,7 @@ def _check_count(gate: Gate, a: Sequence[Result], b: Sequence[Result]) -> GateOu
         reasons = (result.uncounted.get(kind.removesuffix(STEADY)) for side in sides for result in side)
         why = next(filter(None, reasons), without_steps(kind))
         return GateOutcome(gate.text, "undecided", None, why)
-    seen: int = _worst(b, gate.place)
-    if gate.sign:
-        seen -= _worst(a, gate.place)
+    seen = _worst(b, gate.place) - (_worst(a, gate.place) if gate.sign else 0)
     allowed = -gate.bound if gate.sign == "-" else gate.bound
     return GateOutcome(gate.text, "passed" if seen <= allowed else "failed", seen)
 

@@ -91,9 +91,9 @@ def judge_seeds(
     found = Judgement(tuple(a), tuple(b), direction, delta, interval, len(a), test, min_effect=min_effect)
     if found.a == found.b:
         return found
-    if found.n < MIN_SEEDS or one_run:
-        return _settled(found, least=1 if one_run else MIN_SEEDS)
-    return _settled(replace(found, p_value=statistics.one_sample(a, b)), least=MIN_SEEDS)
+    if found.n >= MIN_SEEDS and not one_run:
+        found = replace(found, p_value=statistics.one_sample(a, b))
+    return _settled(found, least=1 if one_run else MIN_SEEDS)
 
 
 def judge_blocks(

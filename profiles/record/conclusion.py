@@ -43,7 +43,7 @@ def conclusion(result: Document) -> str:
         return f"{broken_off[0]}{when}{ended:,}{of_all} requests{of_pass} {had}finished{before}."
     if unfinished := _none_finished(result):
         return f"{unfinished}."
-    found = (*_hazards(result, "undeclared hazard"), *_failed(result), *_missed(run))
+    found = (*_hazards(result, "undeclared hazard"), *_failed(result))
     parts = (*_throughput(result), *_idle(result))
     line = _costliest(result) if "worth" in result else _most_exposed(result)
     return f"{'; '.join((*found, *(parts or _without_times(result)), *line))}."
@@ -118,13 +118,11 @@ def _none_finished(result: Document) -> str:
 
 
 def _failed(result: Document) -> Iterator[str]:
+    """The requests that failed, and what of the scenario's script did not happen."""
     reasons = [request["reason"] for request in result["requests"] if request["status"] == "failed"]
     if reasons:
         yield f"{len(reasons):,} of {len(result['requests']):,} requests failed, the first: {reasons[0]}"
-
-
-def _missed(run: Document) -> Iterator[str]:
-    if missed := run.get("missed"):
+    if missed := result["run"].get("missed"):
         yield f"did not happen: {listed(missed, 1)}"
 
 

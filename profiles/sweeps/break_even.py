@@ -12,11 +12,11 @@ from ..judge.draws import HARDWARE, LEFT_OUT, Profiles, drawn_profile, draws, fo
 from ..judge.local import run_each
 from ..judge.trials import in_short
 from ..judge.verdict import MIN_EFFECT
-from ..platform.hardware import HardwareProfile
 from ..platform.pool import MapFunction, pool
+from ..platform.resolve import Resolved
 from ..record.environment import environment, tool
 from .conclusion import sweep_conclusion
-from .sweep import Cell, SweepPlan, Tone, answered, questions_at
+from .sweep import Cell, Place, SweepPlan, Tone, answered, questions_at
 
 # History: 1.0 the first; 1.1 repeats break-evens under draws of the hardware's constants; 1.2 has a conclusion; 1.3 has
 # the smallest effect of interest, no candidate where tokens differ, and remarks on requests that were not served; 1.4
@@ -84,7 +84,7 @@ def _not_drawn(plan: SweepPlan, found: Sequence[Cell], crossed: Sequence[Crossin
         (f"the sweep sets {HARDWARE}", HARDWARE in keys),
         (
             "the profile has no range for any constant",
-            bool(crossed) and not uncertain(_profile(plan, crossed[0])),
+            bool(crossed) and not uncertain(_asked(plan, (crossed[0].low, *crossed[0].row))[0].hardware),
         ),
     )
     return next((reason for reason, holds in reasons if holds), "")
@@ -104,16 +104,16 @@ def ask_again(plan: SweepPlan, found: Sequence[Cell], count: int) -> DrawnCrossi
         return DrawnCrossings({}, f"a run under draws failed: {in_short(error)}", failed=True)
 
 
-def _profile(plan: SweepPlan, crossing: Crossing) -> HardwareProfile:
-    questions = questions_at(plan, (crossing.low, *crossing.row))
+def _asked(plan: SweepPlan, place: Place) -> Sequence[Resolved]:
+    questions = questions_at(plan, place)
     assert not isinstance(questions, str)  # the cell has run
-    return questions[0].hardware
+    return questions
 
 
 def _drawn(
     plan: SweepPlan, found: Sequence[Cell], crossing: Crossing, count: int, each: MapFunction
 ) -> DrawnCrossing:
-    profile, row = _profile(plan, crossing), _signed(found, crossing.row)
+    profile, row = _asked(plan, (crossing.low, *crossing.row))[0].hardware, _signed(found, crossing.row)
     drawn = draws(profile, count, runs=[result for cell in row for result in cell.results])
     profiles = [drawn_profile(profile, draw) for draw in drawn]
     ends = [cell for cell in row if cell.place[0] in (crossing.low, crossing.high)]
@@ -133,11 +133,8 @@ def _drawn(
 
 def _under(plan: SweepPlan, cells: Sequence[Cell], profiles: Profiles, each: MapFunction) -> list[list[Cell]]:
     """The cells on each of the profiles."""
-    runs = []
-    for cell in cells:
-        questions = questions_at(plan, cell.place)
-        assert not isinstance(questions, str)  # the cell has run
-        runs.append([run_each(each, *asked, profiles) for asked in zip(questions, cell.results, strict=True)])
+    asked = (zip(_asked(plan, cell.place), cell.results, strict=True) for cell in cells)
+    runs = [[run_each(each, *one, profiles) for one in of_cell] for of_cell in asked]
     sides = [list(zip(*side, strict=True)) for side in runs]
     return [
         [answered(plan, cell.place, results[number]) for cell, results in zip(cells, sides, strict=True)]

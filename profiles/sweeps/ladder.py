@@ -96,12 +96,12 @@ def climb(resolved: Resolved, options: Options, *, observe: ObserverFactory = un
     them with ``run.further_cancelled``. Raises as ``execute`` does, WorkersError."""
     require_alone(measured_times(resolved.scenario, options.device))
     first, *rest = map(resolved.with_relay, resolved.relays)
-    found = [_run(options, first, observe=observe)]
+    found = [execute(first, options, observe=observe)]
     if not found[0].run.cancelled:
         alone = bool(unrepeatable(first, options))
         try:
             with nullcontext(map) if alone else spread(len(rest), found[0].run.wall_s) as each:
-                for result in each(partial(_run, options), rest):
+                for result in each(partial(execute, options=options), rest):
                     found.append(result)
                     if result.run.cancelled:
                         break
@@ -109,7 +109,3 @@ def climb(resolved: Resolved, options: Options, *, observe: ObserverFactory = un
             part = found[-1].run.model_copy(update={"further_cancelled": True})
             found[-1] = found[-1].model_copy(update={"run": part})
     return found
-
-
-def _run(options: Options, question: Resolved, *, observe: ObserverFactory = unobserved) -> Result:
-    return execute(question, options, observe=observe)
