@@ -33,12 +33,9 @@ def test_both_passes_are_complete_and_agree(overlapped):
     assert {row.status for row in overlapped.requests} == {"finished"}
 
 
-def test_the_serial_loop_gives_the_same_tokens(run, overlapped):
-    assert tokens(run("engine.overlap=false")) == tokens(overlapped)
-
-
-def test_without_graphs_the_tokens_are_the_same(run, overlapped):
-    assert tokens(run("engine.cuda_graph=false")) == tokens(overlapped)
+@pytest.mark.parametrize("override", ["engine.overlap=false", "engine.cuda_graph=false"])
+def test_the_serial_loop_and_a_run_without_graphs_give_the_same_tokens(run, overlapped, override):
+    assert tokens(run(override)) == tokens(overlapped)
 
 
 def test_a_steady_decode_copies_once_and_waits_once(overlapped):

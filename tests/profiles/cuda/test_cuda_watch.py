@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
@@ -31,7 +30,8 @@ class AwaitedEvent(Event):
 class Kineto:
     """Returns the rows that a test sets, and records its windows."""
 
-    windows: ClassVar[list[str]] = []
+    def __init__(self):
+        self.windows, self.rows = [], []
 
     def start(self):
         self.windows.append("start")
@@ -39,8 +39,6 @@ class Kineto:
     def stop(self):
         self.windows.append("stop")
         return self.rows
-
-    rows: ClassVar[list[KinetoRow]] = []
 
 
 @pytest.fixture
@@ -50,7 +48,7 @@ def module():
 
 @pytest.fixture
 def kineto():
-    return type("Kineto", (Kineto,), {"windows": [], "rows": []})
+    return Kineto()
 
 
 @pytest.fixture
@@ -59,7 +57,7 @@ def device(module, kineto):
         module=module,
         type="meta",
         handle=lambda stream: stream,
-        recorder=kineto,
+        recorder=lambda: kineto,
         identify=lambda streams: identified(streams, 7, 5),
     )
 
@@ -171,16 +169,15 @@ def test_a_failing_traced_pass_stops_kineto(watching, kineto):
 
 
 def test_torch_is_as_before_when_the_watch_ends(device, recorder):
-    names = ("to", "item", "tolist", "cpu", "__bool__")
-    before = [getattr(torch.Tensor, name) for name in names], torch.tensor, vars(device.module.Event).copy()
+    def now():
+        names = ("to", "item", "tolist", "cpu", "__bool__")
+        return [getattr(torch.Tensor, name) for name in names], torch.tensor, vars(device.module.Event).copy()
+
+    before = now()
     with Watch(device, recorder, inline=0).installed() as watch, watch.traced():
         assert torch.tensor is not before[1]
         watch.flush()
-    assert (
-        [getattr(torch.Tensor, name) for name in names],
-        torch.tensor,
-        vars(device.module.Event).copy(),
-    ) == before
+    assert now() == before
     assert "item" not in vars(torch.Tensor)
 
 

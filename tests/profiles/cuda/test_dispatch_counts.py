@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,12 +38,18 @@ class Tensors(NamedTuple):
     d: torch.Tensor
 
 
+@contextmanager
+def counting() -> Iterator[tuple[torch.device, Any, DispatchCounter]]:
+    """A virtual GPU, its module in torch, and what counts there."""
+    with open_vgpu(load("h200")) as gpu:
+        module = torch.get_device_module(gpu.device)
+        yield gpu.device, module, DispatchCounter(module, "vgpu", Sites([Path(__file__)]), inline=INLINE)
+
+
 def counted(action: Callable[[Tensors], object], elements: int = 16) -> dict[str, tuple[int, int]]:
     """Returns how often, and with how many bytes, each kind of event was counted while the action ran."""
-    with open_vgpu(load("h200")) as gpu:
-        module: Any = torch.get_device_module(gpu.device)
-        tensors = Tensors(torch.zeros(elements), torch.zeros(elements, device=gpu.device))
-        listener = DispatchCounter(module, "vgpu", Sites([Path(__file__)]), inline=INLINE)
+    with counting() as (device, _, listener):
+        tensors = Tensors(torch.zeros(elements), torch.zeros(elements, device=device))
         with listener.installed(), listener.range("prepare", 3, 1):
             action(tensors)
     found: dict[str, tuple[int, int]] = {}
@@ -90,10 +97,8 @@ def test_a_large_pageable_upload_blocks() -> None:
 
 
 def test_waits_name_the_stream_that_is_waited_for() -> None:
-    with open_vgpu(load("h200")) as gpu:
-        module: Any = torch.get_device_module(gpu.device)
+    with counting() as (_, module, listener):
         side, event = module.Stream(), module.Event()
-        listener = DispatchCounter(module, "vgpu", Sites([Path(__file__)]), inline=INLINE)
         with listener.installed():
             event.record(side)
             event.synchronize()
@@ -109,13 +114,11 @@ def test_waits_name_the_stream_that_is_waited_for() -> None:
 
 
 def test_rows_have_step_range_stream_and_line() -> None:
-    with open_vgpu(load("h200")) as gpu:
-        module: Any = torch.get_device_module(gpu.device)
-        listener = DispatchCounter(module, "vgpu", Sites([Path(__file__)]), inline=INLINE)
+    with counting() as (device, module, listener):
         with listener.installed(), listener.range("prepare", 3, 1):
-            torch.zeros(2).to(gpu.device)
+            torch.zeros(2).to(device)
         with listener.installed(), listener.range("prepare", 4, 1):  # of no step that was launched
-            torch.zeros(2).to(gpu.device)
+            torch.zeros(2).to(device)
         listener.launched(StepInfo(3, "decode", 1, 1, True))
         names = {module.current_stream().stream_id: "schedule"}
         found = single_run.counts_document(listener, names)
@@ -125,7 +128,7 @@ def test_rows_have_step_range_stream_and_line() -> None:
     assert waited["what"] == SYNC
     for row in (copied, waited):
         assert (row["kind"], row["stream"], row["range"]) == ("decode", "schedule", "prepare")
-        assert row["statement"] == "torch.zeros(2).to(gpu.device)"
+        assert row["statement"] == "torch.zeros(2).to(device)"
 
 
 @pytest.mark.parametrize(

@@ -78,22 +78,6 @@ def test_a_blocking_copy_is_a_copy_and_a_sync(trace, log, joined):
     assert copy.stream == sync.stream == op.stream
 
 
-@pytest.mark.parametrize(
-    ("what", "size", "blocking"),
-    [
-        (H2D_PINNED, 10**6, False),
-        (D2H_PINNED, 10**6, False),
-        (H2D_PAGEABLE, 65536, False),  # the driver copies it within the call
-        (H2D_PAGEABLE, 65537, True),
-        (D2H_PAGEABLE, 4, True),
-    ],
-)
-def test_without_a_sync_the_drivers_rule_decides_whether_a_copy_blocks(trace, joined, what, size, blocking):
-    trace.copy(what, 0, size=size)
-    trace.launch(5)
-    assert joined().window.ops[0].blocking is blocking
-
-
 def test_a_sync_of_another_call_does_not_make_the_copy_blocking(trace, log, joined):
     log.calling(1, 0, 1.05)
     log.calling(2, 1.06, 20)
@@ -147,29 +131,28 @@ def test_allocation_calls_wait_but_are_no_syncs(trace, joined):
     assert (call.kind, call.waited) == ("event", 295_000)
 
 
-def test_a_long_pageable_copy_waits_in_the_call(trace, joined):
-    correlation = trace.call("cudaMemcpyAsync", 0, 100)
-    trace.memcpy(correlation, D2H_PAGEABLE, 50, 99, size=10**6)
-    (call,) = joined().window.calls
-    assert (call.kind, call.waited) == ("copy", 100_000)
-
-
 @pytest.mark.parametrize(
     ("name", "what", "size", "waits"),
     [
         ("cudaMemcpyAsync", H2D_PAGEABLE, 65536, False),  # the driver copies it within the call
         ("cudaMemcpyAsync", H2D_PAGEABLE, 65537, True),
-        ("cudaMemcpyAsync", D2H_PINNED, 64, False),
+        ("cudaMemcpyAsync", H2D_PINNED, 10**6, False),
+        ("cudaMemcpyAsync", D2H_PAGEABLE, 4, True),
+        ("cudaMemcpyAsync", D2H_PINNED, 10**6, False),
         ("cudaMemcpy", D2H_PINNED, 64, True),
         ("cuMemcpyHtoD", H2D_PINNED, 64, True),
         ("cudaMemcpy", "DtoD (Device -> Device)", 64, False),
     ],
 )
-def test_the_host_waits_in_the_calls_of_copies_that_block(trace, joined, name, what, size, waits):
+def test_without_a_sync_the_drivers_rule_decides_whether_a_copy_blocks(
+    trace, joined, name, what, size, waits
+):
+    """The host waits in the calls of copies that block."""
     correlation = trace.call(name, 0, 100)
     trace.memcpy(correlation, what, 50, 99, size=size)
+    trace.launch(101)
     window = joined().window
-    assert [call.waited for call in window.calls] == [100_000 * waits]
+    assert [(call.kind, call.waited) for call in window.calls] == [("copy", 100_000 * waits), ("launch", 0)]
     assert window.ops[0].blocking is waits
 
 
@@ -216,23 +199,14 @@ def test_a_wait_for_finished_work_holds_nothing(trace, joined):
     assert joined().window.waits == []
 
 
-def test_a_window_that_ends_too_early_abstains(trace, log, joined):
-    for step in (1, 2, 3):
-        log.step(step)
-    log.draw("model", 1, 0, 10)
-    trace.launch(2)
-    assert "step 3 was launched, the last recorded operation is of step 1" in (joined().abstained or "")
-
-
-def test_a_complete_window_does_not_abstain(trace, log, joined):
+def test_a_window_abstains_if_it_ends_before_its_last_step(trace, log, joined):
+    assert joined().abstained is None
     log.step(1)
     log.draw("model", 1, 0, 10)
     trace.launch(2)
     assert joined().abstained is None
-
-
-def test_a_window_without_steps_does_not_abstain(joined):
-    assert joined().abstained is None
+    log.step(3)
+    assert "step 3 was launched, the last recorded operation is of step 1" in (joined().abstained or "")
 
 
 def test_a_trace_without_gpu_events_names_possible_causes(trace, log, joined):

@@ -15,6 +15,7 @@ MEMCPY = [
     ("PtoP (Device -> Device)", ("d2d", "")),
     ("HtoD (Managed -> Device)", ("h2d", "")),
     ("DtoH (Device -> Unknown)", ("d2h", "")),
+    ("HtoH (Pageable -> Pinned)", None),
 ]
 
 
@@ -26,22 +27,15 @@ def test_copies_are_classified_by_direction_and_host_memory(trace, name, kind):
     assert row.bytes == 64
 
 
-def test_copies_within_the_host_are_left_out(trace):
-    trace.memcpy(1, "HtoH (Pageable -> Pinned)", 0, 1, size=64)
+@pytest.mark.parametrize(
+    ("start", "end", "found"),
+    [(12.345, 15.346, (12_345, 15_346)), (12, 11, (12_000, 12_000))],
+    ids=["positive", "a negative duration, which is none"],
+)
+def test_instants_are_nanoseconds_since_1970(trace, start, end, found):
+    trace.kernel(1, start, end)
     (row,) = rows(trace.document())
-    assert op_kind(row) is None
-
-
-def test_instants_are_nanoseconds_since_1970(trace):
-    trace.kernel(1, 12.345, 15.346)
-    (row,) = rows(trace.document())
-    assert (row.start - trace.BASE, row.end - trace.BASE) == (12_345, 15_346)
-
-
-def test_a_negative_duration_is_none(trace):
-    trace.kernel(1, 12, 11)
-    (row,) = rows(trace.document())
-    assert row.start == row.end == trace.BASE + 12_000
+    assert (row.start - trace.BASE, row.end - trace.BASE) == found
 
 
 def test_a_trace_without_a_base_counts_from_1970(trace):
