@@ -3,11 +3,13 @@ those of the model, and some of ops without a Triton kernel."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._pytree import tree_leaves
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from schedbench.sched.kernels import verify
 from schedbench.sched.kernels.declare import Work, kernels
@@ -81,3 +83,21 @@ def test_only_arguments_are_accessed_only_written_ones_changed_and_only_tags_are
         assert id(access.tensor) in (written if access.write else {*map(id, given)})
     assert (entry.cost is None) == (op is kv_tags)
     assert entry.cost is None or entry.cost(*args) > Work(0) or not given[0].numel()
+
+
+def on_cuda(arg: Any) -> Any:
+    """A fake tensor of the same layout on the CUDA device; other arguments stay as they are."""
+    if not isinstance(arg, torch.Tensor):
+        return arg
+    return torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device="cuda")
+
+
+@pytest.mark.parametrize("name", TRITON)
+def test_a_footprint_is_computed_from_device_tensors_alone(name: str) -> None:
+    """Footprints that depend on values cannot be computed with fake tensors and are not examined here."""
+    arguments = TRITON[name].arguments(torch.float32)
+    with FakeTensorMode():
+        try:
+            kernels()[TRITON[name].op].footprint(*tree_map(on_cuda, arguments))
+        except RuntimeError as error:
+            assert not re.search(r"two (different )?devices", str(error))

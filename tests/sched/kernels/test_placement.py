@@ -107,20 +107,19 @@ def test_tokens(case: Case) -> None:
     assert torch.equal(table, before)
 
 
-def test_the_pages_copy_holds_exactly_what_a_forward_reads() -> None:
+@pytest.mark.parametrize(
+    ("rows", "lens", "longest"),
+    [([4, 2], [10, 3], 10), ([4, 2, 0], [CONTEXT + 3, -1000, -1], CONTEXT)],
+    ids=["within the table", "beyond its ends"],
+)
+def test_the_pages_copy_holds_exactly_what_a_forward_reads(
+    rows: list[int], lens: list[int], longest: int
+) -> None:
     table = torch.arange(ROWS * CONTEXT, dtype=torch.int32).view(ROWS, CONTEXT)
-    pages = torch.full_like(table, -1)
-    copy_pages(pages, table, ids([4, 2]), ids([10, 3]), 10)
-    assert torch.equal(pages[4, :10], table[4, :10]) and torch.equal(pages[2, :3], table[2, :3])
-    assert int((pages >= 0).sum()) == 13
-
-
-def test_a_copied_row_ends_where_the_table_does() -> None:
-    table = torch.arange(ROWS * CONTEXT, dtype=torch.int32).view(ROWS, CONTEXT)
-    pages = torch.full_like(table, -1)
-    copy_pages(pages, table, ids([4, 2, 0]), ids([CONTEXT + 3, -1000, -1]), CONTEXT)
-    expected = torch.full_like(table, -1)
-    expected[4] = table[4]
+    pages, expected = torch.full_like(table, -1), torch.full_like(table, -1)
+    copy_pages(pages, table, ids(rows), ids(lens), longest)
+    for row, length in zip(rows, lens, strict=True):
+        expected[row, : max(length, 0)] = table[row, : max(length, 0)]
     assert torch.equal(pages, expected)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -14,7 +15,7 @@ from schedbench.sched.kernels.sparse import (
     sparse_attention,
     sparse_extend,
 )
-from tests.sched.kernels.triton_cases.case import INT32, Arguments, Case, floats, table
+from tests.sched.kernels.triton_cases.case import INT32, Arguments, Case, exact, floats, table
 
 CASES: dict[str, Case] = {}
 
@@ -56,18 +57,17 @@ def _sparse(lens: Sequence[int], k: int) -> Arguments:
 
 for _heads, _kv_heads, _d, _lens in ((4, 4, 8, (5,)), (4, 1, 16, (300, 1, 64)), (14, 2, 12, (7, 130))):
     CASES[f"decode of {_lens} by {_heads} heads on {_kv_heads}"] = Case(
-        attention,
-        lambda h=_heads, k=_kv_heads, d=_d, n=_lens: _attention(n, None, h, k, d),
+        attention, partial(_attention, _lens, None, _heads, _kv_heads, _d)
     )
 for _lens, _new in (((5,), (5,)), ((70, 40, 3), (3, 40, 1)), ((2, 150), (1, 67))):
     for _heads, _kv_heads in ((2, 2), (4, 1), (3, 1)):
         CASES[f"extend by {_new} to {_lens} by {_heads} heads on {_kv_heads}"] = Case(
             attention,
-            lambda h=_heads, k=_kv_heads, n=_lens, m=_new: _attention(n, m, h, k, 8),
+            partial(_attention, _lens, _new, _heads, _kv_heads, 8),
             variant=_new == (5,) and _heads == 2,
         )
-CASES["tree attention"] = Case(tree_attention, lambda: _tree((4, 150, 2), 3))
-CASES["sparse attention"] = Case(sparse_attention, lambda: _sparse((3, 40, 8), 8))
+CASES["tree attention"] = Case(tree_attention, partial(_tree, (4, 150, 2), 3))
+CASES["sparse attention"] = Case(sparse_attention, partial(_sparse, (3, 40, 8), 8))
 
 
 def _select(lens: Sequence[int], top_k: int, *, ties: bool) -> Arguments:
@@ -88,20 +88,18 @@ def _sparse_extend(lens: Sequence[int], new: Sequence[int], *, mapped: bool) -> 
 
 
 for _lens, _ties in (((30,), False), ((1, 1200, 8, 9), False), ((40, 3), True)):
-    CASES[f"best of {_lens}{', all equal' * _ties}"] = Case(
-        select_top_k,
-        lambda n=_lens, t=_ties: _select(n, 8, ties=t),
-    )
-CASES["sparse extend"] = Case(sparse_extend, lambda: _sparse_extend((9, 70), (4, 3), mapped=False))
-CASES["sparse extend elsewhere"] = Case(
-    sparse_extend, lambda: _sparse_extend((9,), (9,), mapped=True), variant=True
-)
-CASES["index and store"] = Case(
-    index_and_store,
-    lambda: [floats(2, 4 * 12 + 3), torch.tensor([7, 4]), floats(9, 12), 3],
-)
-CASES["page lookup"] = Case(
-    page_lookup,
-    lambda: [torch.tensor([[3, 5, -1], [-1, -1, -1]], dtype=INT32), table(4, 9), torch.tensor([2, 1])],
-    floats=False,
-)
+    _what = f"{_lens}{', all equal' * _ties}"
+    CASES[f"best of {_what}"] = Case(select_top_k, partial(_select, _lens, 8, ties=_ties))
+CASES |= {
+    "sparse extend": Case(sparse_extend, partial(_sparse_extend, (9, 70), (4, 3), mapped=False)),
+    "sparse extend elsewhere": Case(
+        sparse_extend, partial(_sparse_extend, (9,), (9,), mapped=True), variant=True
+    ),
+    "index and store": Case(
+        index_and_store, lambda: [floats(2, 4 * 12 + 3), torch.tensor([7, 4]), floats(9, 12), 3]
+    ),
+    "page lookup": exact(
+        page_lookup,
+        lambda: [torch.tensor([[3, 5, -1], [-1, -1, -1]], dtype=INT32), table(4, 9), torch.tensor([2, 1])],
+    ),
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +36,9 @@ class Case:
         if self.host is not None and device == "cuda":
             there[self.host] = there[self.host].pin_memory()
         return there
+
+
+exact = partial(Case, floats=False)
 
 
 def placed(arg: Any, dtype: torch.dtype | None, device: str) -> Any:

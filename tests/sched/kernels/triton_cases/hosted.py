@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from schedbench.sched.kernels.hot_buffers import (
@@ -13,7 +15,7 @@ from schedbench.sched.kernels.hot_buffers import (
     swap_in,
     unmap,
 )
-from tests.sched.kernels.triton_cases.case import INT32, INT64, Arguments, Case, floats
+from tests.sched.kernels.triton_cases.case import INT32, INT64, Arguments, Case, exact, floats
 
 CASES: dict[str, Case] = {}
 
@@ -57,10 +59,8 @@ def _saved() -> Arguments:
 
 
 for _size, _top_k in ((12, 8), (1100, 40)):
-    CASES[f"plan of {_top_k} in buffers of {_size}"] = Case(
-        plan_swap_in,
-        lambda s=_size, k=_top_k: _hot(s, 5, top_k=k),
-        floats=False,
+    CASES[f"plan of {_top_k} in buffers of {_size}"] = exact(
+        plan_swap_in, partial(_hot, _size, 5, top_k=_top_k)
     )
 CASES["swap in"] = Case(swap_in, _fetched, host=2)
 CASES["back up"] = Case(back_up, _saved, host=2)
@@ -85,32 +85,18 @@ def _mapped(page_size: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _prompt(page_size: int) -> Arguments:
     _, slots = _mapped(page_size, 11)
-    return [
-        torch.zeros(400, dtype=INT64),
-        torch.cat([slots, slots[:1] * 0 + 396]),
-        torch.arange(30).flip(0),
-        page_size,
-    ]
+    logical = torch.cat([slots, slots[:1] * 0 + 396])
+    return [torch.zeros(400, dtype=INT64), logical, torch.arange(30).flip(0), page_size]
 
 
-for _page_size in (1, 4):
-    CASES[f"map a prompt in pages of {_page_size}"] = Case(
-        map_prompt,
-        lambda p=_page_size: _prompt(p),
-        floats=False,
-    )
-    CASES[f"unmap pages of {_page_size}"] = Case(
-        unmap,
-        lambda p=_page_size: [*_mapped(p, 150), p],
-        floats=False,
-    )
-CASES["map the newest"] = Case(
+for _page in (1, 4):
+    CASES[f"map a prompt in pages of {_page}"] = exact(map_prompt, partial(_prompt, _page))
+    CASES[f"unmap pages of {_page}"] = exact(unmap, lambda p=_page: [*_mapped(p, 150), p])
+CASES["map the newest"] = exact(
     map_newest,
     lambda: [torch.zeros(30, dtype=INT64), torch.tensor([4, 9, 7]), _newest()[2], *_newest()[:2], 12],
-    floats=False,
 )
-CASES["previous tokens"] = Case(
+CASES["previous tokens"] = exact(
     previous_tokens,
     lambda: [_newest()[2], torch.arange(160).view(4, 40), torch.tensor([0, 12, 3, 2]), *_newest()[:2], 12],
-    floats=False,
 )

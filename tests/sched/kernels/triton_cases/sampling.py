@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from schedbench.sched.kernels.sampling import Draw, sample, sample_greedy, score_tokens
@@ -63,7 +65,7 @@ for _vocab, _masked, _filtered in (
     for _op, _make in ((sample, _draw), (score_tokens, _scored)):
         CASES[f"{_op.__name__.removesuffix('.default')} of {_what}"] = Case(
             _op,
-            lambda n=_vocab, m=_masked, f=_filtered, make=_make: make(n, masked=m, filtered=f),
+            partial(_make, _vocab, masked=_masked, filtered=_filtered),
             keep=frozenset({1, 3, 4}),
             variant=_masked and _filtered,
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from schedbench.sched.kernels import drafts
 from schedbench.sched.kernels.verify import accept_drafts, build_tree, tree_paths
-from tests.sched.kernels.triton_cases.case import INT32, Arguments, Case, floats, table
+from tests.sched.kernels.triton_cases.case import INT32, Arguments, Case, exact, floats, table
 
 CASES: dict[str, Case] = {}
 
@@ -27,6 +29,11 @@ def _verified(*, chain: bool) -> Arguments:
     return [tokens, None if chain else PARENTS, predict.flatten(), 5]
 
 
+def _starts(width: int) -> list[torch.Tensor]:
+    """A page table, rows of it and their starts."""
+    return [table(4, width).flatten(), torch.tensor([2, 1, 3]), torch.tensor([4, 0, 17])]
+
+
 def _ahead(page_size: int) -> Arguments:
     starts, ends = torch.tensor([0, 3, 8, 5]), torch.tensor([6, 4, 8, 300])
     opened = sum(
@@ -41,39 +48,23 @@ for _rows, _vocab, _topk in ((1, 2500, 1), (3, 70, 4)):
     CASES[f"best {_topk} of {_vocab}"] = Case(
         drafts.draft_topk, lambda n=_rows, v=_vocab, k=_topk: [(2 * floats(n, v)).round() / 2, k]
     )
-CASES["rotate ids"] = Case(
-    drafts.rotate_ids,
-    lambda: [torch.arange(300), torch.tensor([-1, -2, -3]), torch.tensor([1, 297, 2], dtype=INT32)],
-    floats=False,
-)
-CASES["draft places"] = Case(
-    drafts._draft_places,
-    lambda: [table(4, 20).flatten(), torch.tensor([2, 1, 3]), torch.tensor([4, 0, 17]), 3, 20],
-    floats=False,
-)
-CASES["write rows"] = Case(
-    drafts._write_rows,
-    lambda: [
-        table(4, 300).flatten(),
-        torch.tensor([2, 1, 3]),
-        torch.tensor([4, 0, 17]),
-        torch.tensor([3, 280, 0]),
-        torch.arange(283),
-        300,
-    ],
-    floats=False,
-)
-for _page_size in (1, 4):
-    CASES[f"place ahead in pages of {_page_size}"] = Case(
-        drafts.place_ahead, lambda p=_page_size: _ahead(p), floats=False
-    )
-CASES["pick accepted"] = Case(
-    drafts.pick_accepted, lambda: [floats(6, 12), torch.tensor([3, 0], dtype=INT32)]
-)
-CASES["pick the bonus"] = Case(
-    drafts.pick_bonus, lambda: [torch.arange(6), torch.tensor([2, 1, 0], dtype=INT32)], floats=False
-)
-CASES["build a tree"] = Case(build_tree, _candidates, keep=frozenset({0}))
-CASES["paths of a tree"] = Case(tree_paths, lambda: [PARENTS, 4], floats=False)
-CASES["accept of trees"] = Case(accept_drafts, lambda: _verified(chain=False), floats=False)
-CASES["accept of chains"] = Case(accept_drafts, lambda: _verified(chain=True), floats=False, variant=True)
+for _page in (1, 4):
+    CASES[f"place ahead in pages of {_page}"] = exact(drafts.place_ahead, partial(_ahead, _page))
+CASES |= {
+    "rotate ids": exact(
+        drafts.rotate_ids,
+        lambda: [torch.arange(300), torch.tensor([-1, -2, -3]), torch.tensor([1, 297, 2], dtype=INT32)],
+    ),
+    "draft places": exact(drafts._draft_places, lambda: [*_starts(20), 3, 20]),
+    "write rows": exact(
+        drafts._write_rows, lambda: [*_starts(300), torch.tensor([3, 280, 0]), torch.arange(283), 300]
+    ),
+    "pick accepted": Case(drafts.pick_accepted, lambda: [floats(6, 12), torch.tensor([3, 0], dtype=INT32)]),
+    "pick the bonus": exact(
+        drafts.pick_bonus, lambda: [torch.arange(6), torch.tensor([2, 1, 0], dtype=INT32)]
+    ),
+    "build a tree": Case(build_tree, _candidates, keep=frozenset({0})),
+    "paths of a tree": exact(tree_paths, lambda: [PARENTS, 4]),
+    "accept of trees": exact(accept_drafts, partial(_verified, chain=False)),
+    "accept of chains": exact(accept_drafts, partial(_verified, chain=True), variant=True),
+}

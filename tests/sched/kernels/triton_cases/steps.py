@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -23,7 +24,7 @@ from schedbench.sched.kernels.rows import (
     stage_decode,
     stage_rows,
 )
-from tests.sched.kernels.triton_cases.case import INT32, Arguments, Case, floats, table
+from tests.sched.kernels.triton_cases.case import INT32, Arguments, Case, exact, floats, table
 
 CASES: dict[str, Case] = {}
 
@@ -69,55 +70,34 @@ def _inputs(lens: Sequence[int], *, pages: bool) -> Arguments:
 
 
 for _lens in ((7,), (1, 8, 3, 4)):
-    for _page_size in (1, 4):
-        CASES[f"place {len(_lens)} tokens in pages of {_page_size}"] = Case(
-            place_decode,
-            lambda n=_lens, p=_page_size: _place_decode(n, p),
-            floats=False,
-        )
-        CASES[f"slots of {len(_lens)} tokens in pages of {_page_size}"] = Case(
-            alloc_decode_slots,
-            lambda n=_lens, p=_page_size: _decode_slots(n, p),
-            floats=False,
-        )
-for _prefixes, _lens, _page_size in (((0,), (5,), 1), ((3, 0, 8, 5), (9, 2, 600, 6), 4), ((0, 2), (1, 3), 1)):
-    CASES[f"slots of {_lens} behind {_prefixes} in pages of {_page_size}"] = Case(
-        alloc_extend_slots,
-        lambda m=_prefixes, n=_lens, p=_page_size: _extend_slots(m, n, p),
-        floats=False,
-    )
-    CASES[f"rows of {_lens} behind {_prefixes}, {_page_size}"] = Case(
-        _write_cache_indices, lambda m=_prefixes, n=_lens: _rows(m, n), floats=False
-    )
-    CASES[f"place prompts of {_lens} behind {_prefixes} in pages of {_page_size}"] = Case(
-        place_extend,
-        lambda m=_prefixes, n=_lens, p=_page_size: _place_extend(m, n, p),
-        floats=False,
-    )
-CASES["decode inputs"] = Case(decode_inputs, lambda: _inputs((3, 1, 0), pages=False), floats=False)
-CASES["inputs and pages"] = Case(
-    decode_inputs, lambda: _inputs((3, 530), pages=True), floats=False, variant=True
-)
-CASES["copy pages"] = Case(
-    copy_pages,
-    lambda: [table(3, 9) * 0, table(3, 9), torch.tensor([2]), torch.tensor([7]), 9],
-    floats=False,
-)
-CASES["decode positions"] = Case(decode_positions, lambda: [torch.tensor([4, 0, 300])], floats=False)
-CASES["extend positions"] = Case(
-    extend_positions,
-    lambda: [torch.tensor([4, 300, 9]), torch.tensor([4, 270, 1], dtype=INT32), 275],
-    floats=False,
-)
-CASES["last tokens"] = Case(last_tokens, lambda: [floats(8, 12), torch.tensor([3, 4, 1], dtype=INT32)])
-CASES["stage a decode"] = Case(
-    stage_decode,
-    lambda: [torch.full((5, 9), 7), *(torch.arange(3) + place for place in range(5)), 6],
-    floats=False,
-)
-CASES["stage rows"] = Case(stage_rows, lambda: [table(6, 5), torch.arange(15).view(3, 5), 4], floats=False)
-CASES["resolve placeholders"] = Case(
-    resolve_negative,
-    lambda: [torch.tensor([5, -3, 0, -1]), torch.arange(20, 30)],
-    floats=False,
-)
+    for _page in (1, 4):
+        _what = f"{len(_lens)} tokens in pages of {_page}"
+        CASES[f"place {_what}"] = exact(place_decode, partial(_place_decode, _lens, _page))
+        CASES[f"slots of {_what}"] = exact(alloc_decode_slots, partial(_decode_slots, _lens, _page))
+for _prefixes, _lens, _page in (((0,), (5,), 1), ((3, 0, 8, 5), (9, 2, 600, 6), 4), ((0, 2), (1, 3), 1)):
+    _what = f"{_lens} behind {_prefixes}"
+    _pages = f"{_what} in pages of {_page}"
+    CASES[f"slots of {_pages}"] = exact(alloc_extend_slots, partial(_extend_slots, _prefixes, _lens, _page))
+    CASES[f"rows of {_what}, {_page}"] = exact(_write_cache_indices, partial(_rows, _prefixes, _lens))
+    CASES[f"place prompts of {_pages}"] = exact(place_extend, partial(_place_extend, _prefixes, _lens, _page))
+CASES |= {
+    "decode inputs": exact(decode_inputs, partial(_inputs, (3, 1, 0), pages=False)),
+    "inputs and pages": exact(decode_inputs, partial(_inputs, (3, 530), pages=True), variant=True),
+    "copy pages": exact(
+        copy_pages, lambda: [table(3, 9) * 0, table(3, 9), torch.tensor([2]), torch.tensor([7]), 9]
+    ),
+    "decode positions": exact(decode_positions, lambda: [torch.tensor([4, 0, 300])]),
+    "extend positions": exact(
+        extend_positions,
+        lambda: [torch.tensor([4, 300, 9]), torch.tensor([4, 270, 1], dtype=INT32), 275],
+    ),
+    "last tokens": Case(last_tokens, lambda: [floats(8, 12), torch.tensor([3, 4, 1], dtype=INT32)]),
+    "stage a decode": exact(
+        stage_decode,
+        lambda: [torch.full((5, 9), 7), *(torch.arange(3) + place for place in range(5)), 6],
+    ),
+    "stage rows": exact(stage_rows, lambda: [table(6, 5), torch.arange(15).view(3, 5), 4]),
+    "resolve placeholders": exact(
+        resolve_negative, lambda: [torch.tensor([5, -3, 0, -1]), torch.arange(20, 30)]
+    ),
+}
