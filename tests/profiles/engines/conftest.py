@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
@@ -13,10 +17,10 @@ from typing import Any
 import pytest
 
 from schedbench.profiles.engines import client
-from schedbench.profiles.platform.engine_choice import TIMEOUT_S, EngineChoice
+from schedbench.profiles.platform.engine_choice import EngineChoice
 from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute
-from schedbench.profiles.record.result import Result
+from schedbench.profiles.record.result import HazardFinding, Hazards, Result
 
 from .checkouts import write_package
 
@@ -79,10 +83,8 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Scripted:
     return write
 
 
-def run(
-    question: Resolved, engine: str, *, python: str = sys.executable, timeout: float = TIMEOUT_S
-) -> Result:
-    asked = replace(question, engine=EngineChoice(engine, python, timeout=timeout))
+def run(question: Resolved, engine: str, *, python: str = sys.executable) -> Result:
+    asked = replace(question, engine=EngineChoice(engine, python))
     return execute(asked, Options(save_tokens=True))
 
 
@@ -92,3 +94,30 @@ def run_given(
     """Run the engine, or our scheduler, on the virtual GPU."""
     question = replace(ask(scenario, overrides), engine=engine)
     return execute(question, Options(device="vgpu", **options))
+
+
+def findings(result: Result) -> Sequence[HazardFinding]:
+    """The hazards of a run that was watched for them."""
+    assert isinstance(result.hazards, Hazards)
+    return result.hazards.findings
+
+
+def wait_until(
+    happened: Callable[[], object], *, seconds: float = 30, of: subprocess.Popen[Any] | None = None
+) -> None:
+    """Waits for what happens while the program ``of`` runs, where there is one."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline
+        assert of is None or of.poll() is None
+        time.sleep(0.01)
+
+
+def interrupt_when(happened: Callable[[], object]) -> None:
+    """Sends this process SIGINT at that moment, from a thread."""
+
+    def interrupt() -> None:
+        wait_until(happened)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()

@@ -9,8 +9,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import threading
-import time
 import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,7 +24,7 @@ from schedbench.profiles.engines.names import EngineError
 from schedbench.profiles.engines.server import NEEDED, lacking
 from schedbench.profiles.judge import local
 from schedbench.profiles.judge.gates import check, parse
-from schedbench.profiles.platform.engine_choice import TIMEOUT_S, EngineChoice
+from schedbench.profiles.platform.engine_choice import EngineChoice
 from schedbench.profiles.platform.pool import pool
 from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute
@@ -34,7 +32,7 @@ from schedbench.profiles.record.environment import tool
 from schedbench.scenarios.problems import ScenarioError
 
 from .checkouts import write_package
-from .conftest import ADAPTER, QUIET, Scripted, WriteEngine, run
+from .conftest import ADAPTER, QUIET, Scripted, WriteEngine, interrupt_when, run, wait_until
 
 pytestmark = pytest.mark.wide
 
@@ -46,9 +44,9 @@ def ended_engines() -> Iterator[None]:
     client.end_engines()
 
 
-def failure(question: Resolved, engine: str, *, timeout: float = TIMEOUT_S) -> str:
+def failure(question: Resolved, engine: str) -> str:
     with pytest.raises(EngineFailedError) as caught:
-        run(question, engine, timeout=timeout)
+        run(question, engine)
     return str(caught.value)
 
 
@@ -100,35 +98,24 @@ def test_runs_share_only_the_import(question: Resolved, scripted: Scripted, tmp_
     assert first.outputs == second.outputs
 
 
-def test_the_environment_of_an_adapter_is_set_before_the_import(
-    question: Resolved, scripted: Scripted
-) -> None:
-    run(question, scripted("import os; assert os.environ['TOY'] == '1'"))
-
-
-def test_output_of_an_engine_is_not_read_as_a_result(question: Resolved, scripted: Scripted) -> None:
-    text = """
-        import os, subprocess
-        print('{"ended": 0}', flush=True)
-        subprocess.run(["echo", "noise"], check=True)
-        os.write(1, b"more noise")
-        """
-    assert len(run(question, scripted(text)).requests) == 2
+@pytest.mark.usefixtures("ended_engines")
+def test_the_environment_of_an_adapter_is_set_before_the_import(question: Resolved, toy: WriteEngine) -> None:
+    run(question, toy(f"import os; assert os.environ['TOY'] == '1'\n{QUIET}"))
 
 
 BAD_INDEX = """import torch; from schedbench.sched.kernels.rows import resolve_negative
 resolve_negative(*(torch.tensor([n], device=device) for n in (-9, 0)))"""
 
 
+AT = "(at python/toy/script.py:1)\n"
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (
-            "raise ValueError('bad batch')",
-            "the run failed: ValueError: bad batch (at python/toy/script.py:1)\n",
-        ),
-        ("assert False", "the run failed: AssertionError (at python/toy/script.py:1)\n"),
-        ("exit(2)", "the run failed: exited with 2 (at python/toy/script.py:1)\n"),
+        ("raise ValueError('bad batch')", f"the run failed: ValueError: bad batch {AT}"),
+        ("assert False", f"the run failed: AssertionError {AT}"),
+        ("exit(2)", f"the run failed: exited with 2 {AT}"),
         (
             "input()",
             "the run failed: EOFError: EOF when reading a line; an engine has no standard input (at ",
@@ -143,14 +130,11 @@ resolve_negative(*(torch.tensor([n], device=device) for n in (-9, 0)))"""
             "import torch; torch.zeros(1, device='cuda:1')",
             "the run failed: RuntimeError: invalid device ordinal",
         ),
-        (
-            "import gone",
-            "the run failed: ModuleNotFoundError: No module named 'gone' (at python/toy/script.py:1)\n",
-        ),
+        ("import gone", f"the run failed: ModuleNotFoundError: No module named 'gone' {AT}"),
         ("import os; os.close(2); os.closerange(3, 99)", "the run did not end: its process exited with "),
         (
             "import torch; torch.zeros(2, device=device) + torch.zeros(3, device=device)",
-            "must match the size of tensor b (3) at non-singleton dimension 0 (at python/toy/script.py:1)\n",
+            f"must match the size of tensor b (3) at non-singleton dimension 0 {AT}",
         ),
         (
             BAD_INDEX,
@@ -159,11 +143,11 @@ resolve_negative(*(torch.tensor([n], device=device) for n in (-9, 0)))"""
         ),
         (
             "import torch; torch.cuda.Stream().wait_event(None)",
-            "'NoneType' object has no attribute 'wait' (at python/toy/script.py:1)\n",
+            f"'NoneType' object has no attribute 'wait' {AT}",
         ),
         (
             "import torch; torch.cuda.CUDAGraph().replay()",
-            "the run failed: RuntimeError: replay of a graph that was not captured (at python/toy/script.py:1)\n",
+            f"the run failed: RuntimeError: replay of a graph that was not captured {AT}",
         ),
     ],
 )
@@ -212,18 +196,24 @@ def test_an_error_of_our_own_is_not_the_engines(
     assert re.search(rf" \(at {file}:\d+, called at python/toy/script\.py:2\)\n", said)
 
 
-def test_an_engine_error_keeps_its_message(question: Resolved, scripted: Scripted) -> None:
-    names = "schedbench.profiles.engines.names"
-    with pytest.raises(EngineError, match=r"^no such mode$"):
-        run(question, scripted(f"from {names} import EngineError; raise EngineError('no such mode')"))
-
-
-def test_a_kernel_with_an_unknown_effect_ends_the_run(question: Resolved, scripted: Scripted) -> None:
-    names = "schedbench.profiles.programs.hollow"
-    with pytest.raises(EngineError, match=r"^the engine cannot be run with this scenario: unknown kernel$"):
+@pytest.mark.parametrize(
+    ("module", "error", "says"),
+    [
+        ("engines.names", "EngineError", "no such mode"),
+        (
+            "programs.hollow",
+            "HollowKernelError",  # of a kernel whose effect is unknown
+            "the engine cannot be run with this scenario: no such mode",
+        ),
+    ],
+)
+def test_what_an_engine_cannot_run_keeps_its_message(
+    question: Resolved, scripted: Scripted, module: str, error: str, says: str
+) -> None:
+    with pytest.raises(EngineError, match=f"^{says}$"):
         run(
             question,
-            scripted(f"from {names} import HollowKernelError; raise HollowKernelError('unknown kernel')"),
+            scripted(f"from schedbench.profiles.{module} import {error}\nraise {error}('no such mode')"),
         )
 
 
@@ -277,13 +267,7 @@ def test_an_interrupted_run_ends_and_is_marked(
 ) -> None:
     started = tmp_path / "started"
     engine = scripted(f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); time.sleep(1000)")
-
-    def interrupt() -> None:
-        while not started.exists():
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt).start()
+    interrupt_when(started.exists)
     assert run(question, engine).run.cancelled
 
 
@@ -325,16 +309,12 @@ def test_a_run_succeeds_after_a_hang_or_a_killed_process(
             "import os, signal; os.kill(os.getppid(), signal.SIGQUIT); os._exit(7)",
             "its import did not end: the engine's process exited with 7",
         ),
-        (
-            "import time; time.sleep(1000)",
-            "its import took longer than 0.1 s (--engine-timeout), and was ended",
-        ),
     ],
 )
 @pytest.mark.usefixtures("ended_engines")
 def test_a_failing_import_is_described(question: Resolved, toy: WriteEngine, text: str, says: str) -> None:
-    timeout = 0.1 if "sleep" in text else TIMEOUT_S
-    assert says in failure(question, toy(f"{text}\n{QUIET}"), timeout=timeout)
+    """test_engine_failures.py has an import that takes too long."""
+    assert says in failure(question, toy(f"{text}\n{QUIET}"))
 
 
 def test_engines_end_with_the_program(toy: WriteEngine, tmp_path: Path) -> None:
@@ -343,15 +323,10 @@ def test_engines_end_with_the_program(toy: WriteEngine, tmp_path: Path) -> None:
         [sys.executable, "-m", "schedbench", "run", "mixed", "--engine", engine],
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
-    while not sleepers(87654):
-        assert program.poll() is None
-        time.sleep(0.05)
+    wait_until(lambda: sleepers(87654), seconds=600, of=program)
     program.kill()
     program.wait()
-    deadline = time.monotonic() + 60
-    while sleepers(87654) or list(tmp_path.glob("schedbench-*")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not sleepers(87654) and not list(tmp_path.glob("schedbench-*")), seconds=60)
 
 
 @pytest.mark.usefixtures("ended_engines")
@@ -373,54 +348,45 @@ def test_an_interrupted_import_ends_with_its_processes(toy: WriteEngine) -> None
     program = subprocess.Popen(
         [sys.executable, "-m", "schedbench", "doctor", "--engine", engine], stderr=subprocess.PIPE, text=True
     )
-    while not sleepers(98765):
-        assert program.poll() is None
-        time.sleep(0.05)
+    wait_until(lambda: sleepers(98765), seconds=600, of=program)
     program.send_signal(signal.SIGINT)
     _, said = program.communicate()
     assert (program.returncode, said) == (130, "schedbench: interrupted: there is no result\n")
-    deadline = time.monotonic() + 2
-    while sleepers(98765):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not sleepers(98765), seconds=2)
 
 
-def adapter_with(folder: Path, text: str, other: str) -> Path:
-    """Returns the toy's adapter with one piece of text replaced."""
-    file = folder / "changed.py"
-    content = ADAPTER.read_text()
-    assert text in content
-    file.write_text(content.replace(text, other))
-    return file
+REFUSING = "needs = lambda self, scenario: [f'{scenario.name} needs a mixer (Loop.mix)']"
 
 
 @pytest.mark.usefixtures("ended_engines")
-def test_a_package_from_elsewhere_is_refused(question: Resolved, toy: WriteEngine, tmp_path: Path) -> None:
-    adapter = adapter_with(tmp_path, "import toy.loop", "import json as toy; toy.loop = None")
-    with pytest.raises(EngineError, match="toy was imported from None, not from its source"):
-        run(question, toy().replace(str(ADAPTER), str(adapter)))
-
-
-@pytest.mark.usefixtures("ended_engines")
-def test_a_missing_requirement_is_named_with_what_pip_installs(
-    question: Resolved, toy: WriteEngine, tmp_path: Path
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (
+            "import toy.loop",
+            "import json as toy; toy.loop = None",
+            "toy was imported from None, not from its source",
+        ),
+        (
+            "str] = {}",
+            "str] = {'not_installed': 'not-installed==1'}",
+            r"lacks not_installed; .* -m pip install .* 'not-installed==1'$",
+        ),
+        (
+            "def load(self",
+            f"{REFUSING}\n\n    def load(self",
+            r"cannot be run with this scenario: mixed needs a mixer \(Loop\.mix\)$",
+        ),
+    ],
+    ids=["package from elsewhere", "missing requirement", "refused scenario"],
+)
+def test_an_adapter_refuses_before_the_import_of_its_package(
+    question: Resolved, toy: WriteEngine, tmp_path: Path, old: str, new: str, says: str
 ) -> None:
-    adapter = adapter_with(tmp_path, "str] = {}", "str] = {'not_installed': 'not-installed==1'}")
-    with pytest.raises(EngineError, match=r"lacks not_installed; .* -m pip install .* 'not-installed==1'$"):
-        run(question, toy().replace(str(ADAPTER), str(adapter)))
-
-
-@pytest.mark.usefixtures("ended_engines")
-def test_what_an_adapter_refuses_is_refused_before_the_import(
-    question: Resolved, toy: WriteEngine, tmp_path: Path
-) -> None:
-    refusing = (
-        "needs = lambda self, scenario: [f'{scenario.name} needs a mixer (Loop.mix)']\n\n    def load(self"
-    )
-    adapter = adapter_with(tmp_path, "def load(self", refusing)
-    with pytest.raises(
-        EngineError, match=r"cannot be run with this scenario: mixed needs a mixer \(Loop\.mix\)$"
-    ):
+    adapter, text = tmp_path / "changed.py", ADAPTER.read_text()
+    assert old in text
+    adapter.write_text(text.replace(old, new))
+    with pytest.raises(EngineError, match=says):
         run(question, toy("raise OSError").replace(str(ADAPTER), str(adapter)))
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +14,7 @@ from schedbench.profiles.engines.names import EngineError
 from schedbench.profiles.platform.engine_choice import EngineChoice
 from schedbench.profiles.platform.resolve import Resolved, ask
 
-from .conftest import ADAPTER, SMALL, Scripted, run
+from .conftest import ADAPTER, SMALL, Scripted, interrupt_when, run
 
 WORLDS = {
     "pipeline": ("engine.pipeline={stages: 2}", "engine.overlap=auto"),
@@ -61,38 +57,34 @@ def left() -> str:
     return found.stdout
 
 
-@pytest.mark.wide
+OF_THE_LATER_RANK = {
+    "exit(2)": "{name}: exited with 2 {at}",
+    "import gone": "{name}: ModuleNotFoundError: No module named 'gone' {at}",
+    "import torch; torch.zeros(1, device='cuda:1')": "{name}: RuntimeError: invalid device ordinal",
+    "import os; os.kill(os.getpid(), 9)": "the process of {name} was ended by SIGKILL",
+    "import os; os.kill(os.getpid(), 11)": "the process of {name} was ended by SIGSEGV",
+    "import os; os.closerange(3, 99)": "the process of {name} ",
+}
+OF_BOTH = {
+    "raise ValueError('bad batch')": "{name}: ValueError: bad batch {at}",
+    "import os; os._exit(3)": "the process of {name} exited with 3",
+}
+
+
 @pytest.mark.parametrize(
-    ("statement", "says"),
+    ("rank", "statement", "says"),
     [
-        ("raise ValueError('bad batch')", "{name}: ValueError: bad batch {at}"),
-        ("exit(2)", "{name}: exited with 2 {at}"),
-        ("import gone", "{name}: ModuleNotFoundError: No module named 'gone' {at}"),
-        ("import torch; torch.zeros(1, device='cuda:1')", "{name}: RuntimeError: invalid device ordinal"),
-        ("import os; os._exit(3)", "the process of {name} exited with 3"),
-        ("import os; os.kill(os.getpid(), 9)", "the process of {name} was ended by SIGKILL"),
-        ("import os; os.kill(os.getpid(), 11)", "the process of {name} was ended by SIGSEGV"),
-        ("import os; os.closerange(3, 99)", "the process of {name} "),
+        *((0, *case) for case in OF_BOTH.items()),
+        *(pytest.param(1, *case, marks=pytest.mark.wide) for case in (OF_BOTH | OF_THE_LATER_RANK).items()),
     ],
 )
-def test_the_later_rank_that_fails_is_named(several: Scripted, world: str, statement: str, says: str) -> None:
-    engine = several(f"print('noise', flush=True)\nif rank:\n    {statement}")
+def test_the_rank_that_fails_is_named(
+    several: Scripted, world: str, rank: int, statement: str, says: str
+) -> None:
+    engine = several(f"print('noise', flush=True)\nif rank == {rank}:\n    {statement}")
     with pytest.raises(EngineFailedError) as caught:
         run(question(world), engine)
-    assert says.format(name=NAMES[world][1], at=AT) in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("statement", "says"),
-    [
-        ("raise ValueError('bad')", "{name}: ValueError: bad {at}"),
-        ("import os; os._exit(3)", "the process of {name} exited with 3"),
-    ],
-)
-def test_the_first_rank_that_fails_is_named(several: Scripted, world: str, statement: str, says: str) -> None:
-    with pytest.raises(EngineFailedError) as caught:
-        run(question(world), several(f"\nif not rank:\n    {statement}"))
-    assert says.format(name=NAMES[world][0], at=AT) in str(caught.value)
+    assert says.format(name=NAMES[world][rank], at=AT) in str(caught.value)
 
 
 def test_the_sentence_of_a_rank_that_cannot_run_is_kept(several: Scripted, world: str) -> None:
@@ -104,13 +96,7 @@ def test_the_sentence_of_a_rank_that_cannot_run_is_kept(several: Scripted, world
 
 def test_an_interrupted_pipeline_has_the_reports_of_its_stages(several: Scripted, tmp_path: Path) -> None:
     stop = f"pathlib.Path({str(tmp_path)!r}, str(rank)).touch()\ntime.sleep(1000)"
-
-    def interrupt() -> None:
-        while len([*tmp_path.iterdir()]) < 2:
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt).start()
+    interrupt_when(lambda: len([*tmp_path.iterdir()]) == 2)
     result = run(question("pipeline"), several(f"import pathlib, time\n{stop}"))
     assert result.run.cancelled
     assert len(result.ranks) == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import tarfile
-import time
 import zipfile
 from pathlib import Path
 from shutil import which
@@ -23,6 +22,7 @@ from schedbench.profiles.engines.names import (
 from schedbench.profiles.engines.source import EngineSource, opened_source
 
 from .checkouts import checkout, git, write_package
+from .conftest import wait_until
 
 PLACE = PackagePlace("toy", "python")
 TEXT = "def step():\n    return 1\n"
@@ -34,13 +34,6 @@ def opened(text: str, wheels: Path = Path()) -> EngineSource:
     with opened_source(parse_engine(text), PLACE, wheels=wheels) as source:
         assert (source.path / "toy" / "loop.py").is_file()
     return source
-
-
-def wait_for_removal(folder: Path) -> None:
-    deadline = time.monotonic() + 30
-    while folder.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def refusal(text: str, wheels: Path = Path()) -> str:
@@ -121,7 +114,7 @@ def test_a_commit_is_taken_from_git_and_not_from_the_working_tree(tmp_path: Path
     assert (source.part.commit, source.part.ref, source.part.dirty) == (commit, "v1", False)
     assert source.part.sha256 == clean.part.sha256
     assert source.watched.name == "python"
-    wait_for_removal(source.path)
+    wait_until(lambda: not source.path.exists())
 
 
 def test_only_the_folder_of_the_package_is_written(tmp_path: Path) -> None:
@@ -173,7 +166,7 @@ def test_no_one_waits_for_the_removal_of_what_was_unpacked(
     unpacked = opened("toy==2.0", tmp_path).temporary
     assert unpacked is not None and unpacked.exists()
     allowed.touch()
-    wait_for_removal(unpacked)
+    wait_until(lambda: not unpacked.exists())
 
 
 @pytest.mark.parametrize("folder", ["", "python/"], ids=["of the package's folder", "of the checkout"])
