@@ -1,5 +1,6 @@
-"""Compiles every Triton kernel for an H100 or H200, which needs no GPU, and prints the failures as JSON. The
-interpreter accepts code that the compiler refuses. Results of kernels are not examined here."""
+"""Compiles every Triton kernel for an H100 or H200, which needs no GPU, and prints as JSON the failures, and which
+kernels are compiled more than once for batches of several sizes. The interpreter accepts code that the compiler
+refuses. Results of kernels are not examined here."""
 
 from __future__ import annotations
 
@@ -15,10 +16,23 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from schedbench.sched.kernels.allocation import (
+    _write_cache_indices,
+    alloc_decode_slots,
+    alloc_extend_slots,
+    decode_inputs,
+)
 from schedbench.sched.kernels.declare import kernels, triton_kernel
+from schedbench.sched.kernels.drafts import _draft_places, draft_topk
+from schedbench.sched.kernels.hot_buffers import previous_tokens
+from schedbench.sched.kernels.rows import decode_positions
+from schedbench.sched.kernels.sampling import sample, sample_greedy, score_tokens
+from schedbench.sched.kernels.verify import accept_drafts, build_tree, tree_paths
+from tests.sched.kernels.triton_cases.case import INT32, INT64, Arguments, Op
 from tests.sched.kernels.triton_parity import CASES
 
 SHARED = 227 << 10  # bytes of shared memory that a block of these GPUs can have
+SIZES = (4, 1, 2, 3)  # of batches
 
 
 class Hopper:
@@ -70,8 +84,32 @@ def compiling() -> list[Any]:
     return made
 
 
-def main() -> None:
-    made = compiling()
+def launches_of_batch(b: int) -> Iterator[tuple[Op, Arguments]]:
+    """An op may return rows of one block of memory: where the second row begins depends on the batch, and so do the
+    addresses that one kernel writes to and the next one reads from."""
+    logits, rows, lens = torch.zeros(b, 1300), torch.arange(b), torch.ones(b, dtype=INT64)
+    draw = (torch.ones(b, 1), torch.ones(b, dtype=INT32), *torch.ones(2, 4 * b)[:, :b], rows, lens, None)
+    table, buffer, wide = torch.zeros(8, 64, dtype=INT32), torch.zeros(8, 64, dtype=INT64), torch.zeros(b, 7)
+    candidates = wide.to(INT64)
+    _, above = torch.empty((2, b, 5), dtype=INT64)
+    yield sample_greedy, (logits, None)
+    yield sample, (logits, *draw, False)
+    yield sample, (logits, *draw, True)
+    yield score_tokens, (logits, *draw, True, rows)
+    yield decode_positions, (lens,)
+    yield decode_inputs, (buffer[0], rows, lens, table, None, 1)
+    yield alloc_extend_slots, (rows, lens, rows, buffer[0, b:], 4, 4)
+    yield alloc_decode_slots, (lens, rows, buffer[0, b:], 4)
+    yield _write_cache_indices, (table, rows, [], rows, rows, lens, lens, buffer[0, b:])
+    yield previous_tokens, (buffer, buffer, buffer[0], rows, lens, 12)
+    yield _draft_places, (table, rows, lens, 3, 64)
+    yield draft_topk, (logits, 2)
+    yield build_tree, (wide, candidates, candidates, rows, 5)
+    yield tree_paths, (above, 3)
+    yield accept_drafts, (above, above, above, 4)
+
+
+def failures(made: list[Any]) -> dict[str, str]:
     entries = {entry.name: entry for entry in kernels().values()}
     found = {}
     for name, op, arguments in launches():
@@ -79,11 +117,25 @@ def main() -> None:
         try:
             triton_kernel(entries[op])(*arguments)
             shared = max((kernel.metadata.shared for kernel in made), default=0)
-            found[name] = "" if shared <= SHARED else f"{shared} bytes of shared memory"
+            if shared > SHARED:
+                found[name] = f"{shared} bytes of shared memory"
         except Exception:
             found[name] = traceback.format_exc(limit=-4)
-    json.dump(found, sys.stdout)
+    return found
+
+
+def compiled_again(made: list[Any]) -> dict[str, int]:
+    """A launch is identified by its place in the list, a variant by the hash of the compiled code."""
+    variants = dict[str, set[str]]()
+    for b in SIZES:
+        for place, (op, arguments) in enumerate(launches_of_batch(b)):
+            made.clear()
+            triton_kernel(kernels()[op])(*arguments)
+            for kernel in made:
+                variants.setdefault(f"{kernel.metadata.name} of launch {place}", set()).add(kernel.hash)
+    return {name: len(found) for name, found in variants.items() if len(found) > 1}
 
 
 if __name__ == "__main__":
-    main()
+    made = compiling()
+    json.dump({"failures": failures(made), "compiled again": compiled_again(made)}, sys.stdout)
