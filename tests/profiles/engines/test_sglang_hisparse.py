@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from schedbench.profiles.engines.client import EngineFailedError
-from schedbench.profiles.engines.names import EngineError
 from schedbench.profiles.engines.sglang.hisparse_kernels import load_cache_to_device_buffer
-from schedbench.profiles.record.result import Hazards, Result
+from schedbench.profiles.record.result import Result
 
-from .test_sglang import BEFORE, CLONE, WHEELS, changed, given, given_wheels, median, run
+from .conftest import findings
+from .test_sglang import BEFORE, WHEELS, at, changed, given, given_wheels, median, run
 
 RELEASE = "0.5.23"
 SENTINELS, LENGTHS = "8b473aa0b", "c4b6b5ea1"  # #25944 and #26020
@@ -93,8 +93,7 @@ def test_a_steady_decode_backs_up_its_previous_tokens_beside_the_forward() -> No
     assert median(result, "prefill", "staging", "kernel") == 1
     functions = {row.site.function for row in result.copies if row.site and row.stream == "schedule"}
     assert "HiSparseCoordinator._eager_backup_previous_token" in functions
-    assert isinstance(result.hazards, Hazards)
-    assert {finding.resource for finding in result.hazards.findings} == {"new_seq_lens_buf"}
+    assert {finding.resource for finding in findings(result)} == {"new_seq_lens_buf"}
 
 
 @given_wheels
@@ -102,11 +101,9 @@ def test_a_forward_that_does_not_wait_for_the_backup_is_a_hazard(tmp_path: Path)
     with zipfile.ZipFile(next(Path(WHEELS).glob(f"sglang-{RELEASE}-*.whl"))) as wheel:
         wheel.extractall(tmp_path)
     changed(tmp_path / COORDINATOR, "self._backup_done_event.wait(device_module.current_stream())", "pass")
-    hazards = hosted(f"sglang:{tmp_path}", hazards=True).hazards
-    assert isinstance(hazards, Hazards)
     assert any(
         {finding.first.stream, finding.second and finding.second.stream} == {"forward", "backup"}
-        for finding in hazards.findings
+        for finding in findings(hosted(f"sglang:{tmp_path}", hazards=True))
     )
 
 
@@ -115,16 +112,10 @@ def test_the_commits_of_the_ladder_have_the_errors_that_it_is_said_to_have() -> 
     """After #25944 hot buffers are found by sentinels instead of lengths, which #26020 mends; #26425 forgets the rows
     of the batch that rejoins (``docs/hisparse.md``)."""
     ours = hosted(None).outputs
-    assert hosted(f"sglang:{CLONE}@{SENTINELS}").outputs != ours
-    mended = hosted(f"sglang:{CLONE}@{LENGTHS}")
+    assert hosted(at(SENTINELS)).outputs != ours
+    mended = hosted(at(LENGTHS))
     assert mended.outputs == ours
     assert mended.per_step["decode.steady"].streams["schedule"]["d2h_blocking"].median == 1
     with pytest.raises(EngineFailedError) as crashed:
-        hosted(f"sglang:{CLONE}@{BEFORE}")
+        hosted(at(BEFORE))
     assert "req_idx = int(req_pool_indices_cpu[i])" in str(crashed.value)
-
-
-@given_wheels
-def test_another_page_size_than_sglangs_is_refused() -> None:
-    with pytest.raises(EngineError, match="has pages of 64 tokens"):
-        run(f"sglang=={RELEASE}", scenario="hisparse")

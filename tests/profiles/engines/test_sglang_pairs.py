@@ -8,14 +8,15 @@ import pytest
 
 from schedbench.profiles.platform.hardware import load
 from schedbench.profiles.platform.resolve import ask
-from schedbench.profiles.record.result import Hazards, Result
+from schedbench.profiles.record.result import Result
 
+from .conftest import findings
 from .test_sglang import (
     AFTER,
     BEFORE,
-    CLONE,
     COUNTED,
     OWN,
+    at,
     broken,
     changed,
     given,
@@ -33,7 +34,7 @@ NONE = "device.values=none"
 
 
 def pair(*overrides: str, hazards: bool = False) -> Result:
-    return run(f"sglang:{CLONE}@{AFTER}", *overrides, hazards=hazards)
+    return run(at(AFTER), *overrides, hazards=hazards)
 
 
 @given
@@ -84,16 +85,14 @@ def test_steps_count_what_they_do_without_transfers_and_nothing_races() -> None:
         for stream in ("schedule", "forward", "copy"):
             for count in (*COUNTED, "kernel"):
                 assert median(real, kind, stream, count) == median(fake, kind, stream, count), (kind, count)
-    assert isinstance(real.hazards, Hazards)
-    assert {finding.resource for finding in real.hazards.findings} == {"new_seq_lens_buf"}
+    assert {finding.resource for finding in findings(real)} == {"new_seq_lens_buf"}
 
 
 @given
 def test_a_page_that_was_sent_may_be_written_when_the_transfer_has_ended() -> None:
     """The rest of a prompt's last page is free then, and the next prompt gets it."""
-    hazards = pair(PAIR, NONE, "engine.page_size=16", hazards=True).hazards
-    assert isinstance(hazards, Hazards)
-    assert not [one for one in hazards.findings if "link" in one.missing]
+    found = findings(pair(PAIR, NONE, "engine.page_size=16", hazards=True))
+    assert not [finding for finding in found if "link" in finding.missing]
 
 
 @given
@@ -115,20 +114,17 @@ def test_kv_that_is_sent_before_it_is_computed_is_a_hazard(broken: Path) -> None
     file = sources(broken, BEFORE).parent / "disaggregation/prefill.py"
     wait = "        if copy_done is not None:\n            copy_done.synchronize()\n"
     changed(file, f"{wait}        if result.routed", "        if result.routed")
-    hazards = run(f"sglang:{broken}", PAIR, NONE, hazards=True).hazards
-    assert isinstance(hazards, Hazards)
-    found = {(finding.first.stream, finding.second.stream) for finding in hazards.findings if finding.second}
-    assert ("forward", "link") in found
+    found = findings(run(f"sglang:{broken}", PAIR, NONE, hazards=True))
+    assert ("forward", "link") in {(one.first.stream, one.second.stream) for one in found if one.second}
 
 
-@given
-def test_a_client_that_goes_frees_both_workers() -> None:
-    result = pair(PAIR, NONE, "workload.abort={fraction: 0.5, after_tokens: 1}")
-    assert sorted(row.status for row in result.requests) == ["aborted"] * 4 + ["finished"] * 4
-
-
-@given_wheels
-@pytest.mark.parametrize("release", ["0.5.9", "0.5.13"])
-def test_a_client_that_goes_frees_both_workers_of_earlier_releases(release: str) -> None:
-    result = run(f"sglang=={release}", PAIR, NONE, "workload.abort={fraction: 0.5, after_tokens: 1}")
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param(at(AFTER), marks=given),
+        *(pytest.param(f"sglang=={release}", marks=given_wheels) for release in ("0.5.9", "0.5.13")),
+    ],
+)
+def test_a_client_that_goes_frees_both_workers(engine: str) -> None:
+    result = run(engine, PAIR, NONE, "workload.abort={fraction: 0.5, after_tokens: 1}")
     assert sorted(row.status for row in result.requests) == ["aborted"] * 4 + ["finished"] * 4

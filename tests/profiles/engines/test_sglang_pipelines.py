@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from schedbench.profiles.engines.names import EngineError
-from schedbench.profiles.record.result import Hazards, Metric
+from schedbench.profiles.record.result import Metric
 
-from .test_sglang import AFTER, CLONE, LATER, OWN, given, run
+from .conftest import findings
+from .test_sglang import AFTER, LATER, OWN, at, given, run
 
 SERIAL = "engine.overlap=auto"
 NONE = "device.values=none"
 FOUR = ("model.preset=tiny-deep", NONE, SERIAL)
 LONG = (
-    *(
-        "model.preset=llama-3-8b",
-        NONE,
-        SERIAL,
-        "engine.chunked_prefill_size=2048",
-        "engine.mixed_chunk=false",
-    ),
+    *("model.preset=llama-3-8b", NONE, SERIAL),
+    *("engine.chunked_prefill_size=2048", "engine.mixed_chunk=false"),
     *("workload.prompt_tokens={dist: uniform, min: 3000, max: 7000}", "workload.output_tokens=3"),
     *("engine.max_prefill_tokens=8192", "engine.kv_tokens=100000"),
 )
@@ -27,40 +22,46 @@ LONG = (
 
 @given
 @pytest.mark.parametrize(
-    ("overrides", "pipeline"),
+    ("overrides", "stages", "more"),
     [
-        (FOUR, "{stages: 4}"),
-        (FOUR, "{stages: 4, async_depth: 2}"),
-        ((SERIAL, NONE), "{stages: 2, async_depth: 1}"),
-        ((SERIAL, OWN), "{stages: 2}"),
-        ((SERIAL, OWN, "engine.cuda_graph=false"), "{stages: 2}"),
+        (FOUR, 4, ""),
+        (FOUR, 4, ", async_depth: 2"),
+        ((SERIAL,), 2, ""),
+        ((SERIAL, NONE), 2, ""),
+        ((SERIAL, "engine.page_size=16"), 2, ""),
+        ((SERIAL, NONE), 2, ", async_depth: 1"),
+        ((SERIAL, OWN), 2, ""),
+        ((SERIAL, OWN, "engine.cuda_graph=false"), 2, ""),
     ],
-    ids=["four", "four and a depth", "a depth", "own model runner", "own model runner, eager"],
+    ids=str,
 )
-def test_stages_give_the_tokens_of_one(overrides: tuple[str, ...], pipeline: str) -> None:
-    staged = run(f"sglang:{CLONE}@{AFTER}", *overrides, f"engine.pipeline={pipeline}")
+def test_stages_give_the_tokens_of_one(overrides: tuple[str, ...], stages: int, more: str) -> None:
+    pipeline = f"engine.pipeline={{stages: {stages}{more}}}"
+    staged = run(at(AFTER), *overrides, pipeline, hazards=True)
     single = [text for text in overrides if text not in (OWN, SERIAL)]
     assert staged.outputs == run(None, *single).outputs
     assert staged.run.failure is None
+    assert {row.status for row in staged.requests} == {"finished"}
     tpot, bubble = staged.metrics["tpot_ms"], staged.metrics["bubble_pct"]
     assert isinstance(tpot, Metric) and isinstance(bubble, Metric)
-    assert len({rank.per_step["decode"].steps for rank in staged.ranks}) == 1
+    assert [rank.role for rank in staged.ranks] == ["pipeline"] * stages
+    decodes = [rank.per_step["decode"] for rank in staged.ranks]
+    assert len({decode.steps for decode in decodes}) == 1
+    assert all(decode.streams["forward"]["kernel"].median > 0 for decode in decodes)
 
 
 @given
 def test_runs_of_stages_take_the_same_course() -> None:
-    one, other = (
-        run(f"sglang:{CLONE}@{AFTER}", SERIAL, NONE, "engine.pipeline={stages: 2}") for _ in range(2)
-    )
+    one, other = (run(at(AFTER), SERIAL, NONE, "engine.pipeline={stages: 2}") for _ in range(2))
     assert one.metrics == other.metrics
     assert one.ranks == other.ranks
 
 
 @given
 def test_dynamic_chunks_are_smaller_later_in_a_prompt_on_all_stages_alike() -> None:
-    engine = f"sglang:{CLONE}@{LATER}"
     alike, dynamic = (
-        run(engine, *LONG, f"engine.pipeline={{stages: 2, dynamic_chunks: {on}}}") for on in ("false", "true")
+        run(at(LATER), *LONG, f"engine.pipeline={{stages: 2, dynamic_chunks: {on}}}")
+        for on in ("false", "true")
     )
     assert dynamic.outputs == alike.outputs
     steps = [[rank.per_step["prefill"].steps for rank in result.ranks] for result in (alike, dynamic)]
@@ -68,25 +69,8 @@ def test_dynamic_chunks_are_smaller_later_in_a_prompt_on_all_stages_alike() -> N
 
 
 @given
-@pytest.mark.parametrize(
-    ("commit", "why"), [(AFTER, "Failed to profile prefill latency"), (LATER, "not positive")]
-)
-def test_dynamic_chunks_are_refused_where_sglang_goes_on_without_them(commit: str, why: str) -> None:
-    """The forwards that are timed have no ids between #25945 and #26883; those of a small model show no curve."""
-    with pytest.raises(EngineError, match=rf"chunks of one size \(ChunkSizePredictor.fit\): .*{why}"):
-        run(f"sglang:{CLONE}@{commit}", SERIAL, NONE, "engine.pipeline={stages: 2, dynamic_chunks: true}")
-
-
-@given
 def test_an_asynchronous_depth_frees_what_a_forward_still_reads() -> None:
     """Finding 7 of docs/findings.md."""
-    found = run(
-        f"sglang:{CLONE}@{AFTER}", *FOUR, "engine.pipeline={stages: 4, async_depth: 2}", hazards=True
-    ).hazards
-    assert isinstance(found, Hazards)
-    freed = [
-        finding
-        for finding in found.findings
-        if finding.resource.startswith("freed block of result of receive")
-    ]
+    found = findings(run(at(AFTER), *FOUR, "engine.pipeline={stages: 4, async_depth: 2}", hazards=True))
+    freed = [one for one in found if one.resource.startswith("freed block of result of receive")]
     assert {finding.first.stream for finding in freed} == {"forward"}
