@@ -45,9 +45,9 @@ OLDEST: Final = (3, 11)  # the Python that schedbench needs
 # What schedbench itself imports in these processes, by module, and what pip installs for it.
 NEEDED: Final = {
     "torch": "torch>=2.11",
-    "numpy": "numpy>=1.26",
+    "numpy": "numpy>=2.0",
     "yaml": "PyYAML>=6.0",
-    "pydantic": "pydantic>=2.12",
+    "pydantic": "pydantic>=2.12.5",
     "safetensors": "safetensors>=0.5",
     "llguidance": "llguidance>=1.7",
     "nvtx": "nvtx>=0.2.11",
