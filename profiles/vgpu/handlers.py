@@ -108,6 +108,8 @@ def _view(gpu: VirtualGpu, func: torch._ops.OpOverload) -> Handler:
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         runtime.now += runtime.torch_call
         out = op(args[0].held, *args[1:], **kwargs)
+        if type(out) is torch.Tensor and not torch.is_inference_mode_enabled():
+            return wrap(out)
         return _wrapped_view(args[0], out)
 
     return handler
@@ -118,7 +120,7 @@ def _wrapped_view(base: torch.Tensor, out: Any) -> Any:
     if torch.is_inference_mode_enabled() and not base.is_inference():
         with torch._C._InferenceMode(False):
             return mapped(out, wrap)
-    return wrap(out) if type(out) is torch.Tensor else mapped(out, wrap)
+    return mapped(out, wrap)
 
 
 def _collective(one_kernel: Handler) -> Handler:
