@@ -376,7 +376,7 @@ def test_kineto_reads_the_size_of_its_buffers(tmp_path):
 
 def test_without_an_installation_the_callers_folders_are_searched_too(tmp_path):
     root = Path(__file__).resolve().parents[3]
-    asked = ["make", "-s", "gpu", "VENV=", "PYTHON=printenv PYTHONPATH #"]
+    asked = ["make", "-s", "--no-print-directory", "gpu", "VENV=", "PYTHON=printenv PYTHONPATH #"]
     done = subprocess.run(
         asked,
         cwd=root,
