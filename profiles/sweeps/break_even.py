@@ -80,7 +80,7 @@ def _not_drawn(plan: SweepPlan, found: Sequence[Cell], crossed: Sequence[Crossin
     keys = {axis.key for axis in plan.axes} | {key for side in plan.sides for key in side.varied}
     reasons = (
         (LEFT_OUT, not count),
-        ("times were measured", not all(result.labels.exact for cell in found for result in cell.results)),
+        ("times were measured", not all(labels.exact for cell in found for labels in cell.labels)),
         (f"the sweep sets {HARDWARE}", HARDWARE in keys),
         (
             "the profile has no range for any constant",
@@ -157,22 +157,21 @@ def document(plan: SweepPlan, found: Sequence[Cell], drawn: DrawnCrossings, *, r
     """``run`` is the result document's ``run`` of the whole sweep; ``found`` may have fewer cells than the plan."""
     first = next((cell for cell in found if cell.values), None)
     reading = first.values[0] if first else None
-    results = [result for cell in found for result in cell.results]
-    hosts = " and ".join(sorted({result.labels.host for result in results}))
-    labels = results[0].labels.model_dump(mode="json") | {"host": hosts} if results else None
+    ran = [labels for cell in found for labels in cell.labels]
+    hosts = " and ".join(sorted({labels.host for labels in ran}))
     content = {
         "schema_version": SCHEMA_VERSION,
         "tool": tool().model_dump(mode="json"),
         "run": run,
         "environment": environment(),
-        "labels": labels,
-        "hardware": sorted({result.hardware.name for result in results}),
+        "labels": ran[0].model_dump(mode="json") | {"host": hosts} if ran else None,
+        "hardware": sorted({name for cell in found for name in cell.hardware}),
         "scenario": {"name": plan.scenario, "overrides": list(plan.overrides)},
         "sweep": {
             "metric": plan.metric,
             "unit": reading and reading.unit,
             "direction": reading and reading.direction,
-            "exact": all(result.labels.exact for result in results) if results else None,
+            "exact": all(labels.exact for labels in ran) if ran else None,
             "min_effect_pct": MIN_EFFECT,
             "not_drawn": drawn.abstained or None,
             "axes": [axis._asdict() | {"values": list(axis.values)} for axis in plan.axes],

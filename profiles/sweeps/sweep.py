@@ -24,6 +24,7 @@ from ..judge.trials import Tokens, shortfalls, unfinished
 from ..judge.verdict import MIN_EFFECT
 from ..platform.engine_choice import EngineChoice
 from ..platform.names import load_named
+from ..record.provenance import Labels
 from ..record.result import Abstained, Result
 
 if TYPE_CHECKING:
@@ -91,10 +92,10 @@ class SweepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """``values``, ``packed`` and ``files`` have one entry per side. Where a side did not run there is only the
-    ``refusal``; ``failed`` where it ran and did not come to its end. ``remark``: which requests the sides did not
-    serve as the scenario has them. Results are packed because a sweep may have any number of cells, and the objects of
-    a result take 120 KiB."""
+    """``values``, ``labels``, ``hardware``, ``packed`` and ``files`` have one entry per side. Where a side did not run
+    there is only the ``refusal``; ``failed`` where it ran and did not come to its end. ``remark``: which requests the
+    sides did not serve as the scenario has them. Results are packed because a sweep may have any number of cells, and
+    the objects of a result take 120 KiB."""
 
     place: Place
     refusal: str = ""
@@ -102,6 +103,8 @@ class Cell:
     remark: str = ""
     values: tuple[MetricValue, ...] = ()
     tokens: Tokens = "not applicable"
+    labels: tuple[Labels, ...] = field(default=(), compare=False, repr=False)
+    hardware: tuple[str, ...] = field(default=(), compare=False, repr=False)
     packed: tuple[bytes, ...] = field(default=(), compare=False, repr=False)
     files: tuple[str, ...] = ()
 
@@ -263,8 +266,15 @@ def answered(plan: SweepPlan, place: Place, answers: Sequence[Answer]) -> Cell:
     if reason or len(known) < len(found):
         return Cell(place, refusal=reason or absent, failed=bool(failure))
     sides = [(side.label, [result]) for side, result in zip(plan.sides, results, strict=True)]
-    packed = tuple(map(_packed, results))
-    return Cell(place, remark=shortfalls(sides), values=known, tokens=_tokens(results), packed=packed)
+    return Cell(
+        place,
+        remark=shortfalls(sides),
+        values=known,
+        tokens=_tokens(results),
+        labels=tuple(result.labels for result in results),
+        hardware=tuple(result.hardware.name for result in results),
+        packed=tuple(map(_packed, results)),
+    )
 
 
 def _resolved(plan: SweepPlan, place: Place, side: SideSpec) -> Resolved:

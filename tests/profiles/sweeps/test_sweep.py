@@ -20,7 +20,6 @@ from schedbench.profiles.sweeps.sweep import (
     Cell,
     SweepError,
     SweepPlan,
-    _packed,
     cells,
     has_own_sides,
     planned,
@@ -145,9 +144,8 @@ def test_overlap_hurts_a_tiny_model_and_helps_a_large_one() -> None:
     assert crossing == (("1",), "tiny-llama", "llama-3-8b", "better")
     content = document(asked, found, DrawnCrossings({}, "not asked for"), run={"cancelled": False})
     assert content["sweep"]["exact"] is True
-    labels = (last := found[1].results[1]).labels.model_copy(update={"host": "measured"})
-    other = _packed(last.model_copy(update={"labels": labels}))
-    mixed = [found[0], replace(found[1], packed=(other, other))]
+    other = found[1].labels[1].model_copy(update={"host": "measured"})
+    mixed = [found[0], replace(found[1], labels=(other, other), packed=())]  # whose results are not opened
     said = document(asked, mixed, DrawnCrossings({}), run={"cancelled": False})
     kinds = said["labels"]["host"], said["sweep"]["exact"], said["hardware"]
     assert kinds == ("measured and modelled", False, ["h200"])
