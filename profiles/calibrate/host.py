@@ -42,7 +42,7 @@ _DRAFTS: Final = ("draft", "verify", "draft_extend", "lengths", "copy")
 # These open before a step's kind is known. The other phases do different work for prompts than for decodes.
 _BEFORE_PLANNING: Final = frozenset({"receive", "admit"})
 _FITTED_KINDS: Final = frozenset({"prefill", "decode", "mixed"})
-_CALLS, _REPEATS = 500, 9  # of the torch calls that through_torch times
+_CALLS, _REPEATS = 500, 50  # of the torch calls that through_torch times
 _THROUGH_TORCH = ("launch", "copy")  # the calls that torch makes
 # By phase and kind of step, None for all kinds.
 FittedLines = dict[tuple[str, StepKind | None], FittedLine]
@@ -257,13 +257,14 @@ def without_calls(hardware: HardwareProfile) -> HardwareProfile:
 
 
 def through_torch(hardware: HardwareProfile) -> float:
-    """ns of torch's own part of a call on a device tensor: the median over some calls with few operands. ``hardware``
+    """ns of torch's own part of a call on a device tensor: the median over some calls with few operands, each timed in
+    the least disturbed of some repeats, since a time that is too long would leave phases none of their own. ``hardware``
     has no host time of calls."""
     with one_thread(), open_vgpu(hardware) as gpu, measured(gpu) as stopwatch:
         x, index = torch.zeros(64, device=gpu.device), torch.zeros(8, dtype=torch.int64, device=gpu.device)
         actions = (lambda: x.add_(1), lambda: x + x, lambda: torch.index_select(x, 0, index))
         with stopwatch.running():
-            times = [median(_times(gpu.runtime, action)) for action in actions]
+            times = [min(_times(gpu.runtime, action)) for action in actions]
     return median(times)
 
 

@@ -15,21 +15,16 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from itertools import islice
 from math import ceil, inf
-from multiprocessing import (
-    active_children,
-    connection,
-    forkserver,
-    get_context,
-    parent_process,
-    resource_tracker,
-)
-from multiprocessing.context import BaseContext
+from multiprocessing import Pipe, connection, forkserver, get_context, parent_process, resource_tracker
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from traceback import format_exc
 from types import ModuleType
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeVar, cast
 
@@ -130,7 +125,6 @@ def pool(tasks: int, lost: Lost | None = None) -> Iterator[MapFunction]:
     with opened as (executor, at_once):
 
         def each(function: Callable[[T], R], tasks: Iterable[T], /) -> Iterable[R]:
-            pickle.dumps(function)  # raises here; in a worker, Python 3.11 would hang at shutdown
             waiting = iter(tasks)
             started = deque(executor.submit(function, task) for task in islice(waiting, _AHEAD * at_once))
             return _results(executor, function, started, waiting, lost or _refused)
@@ -154,14 +148,14 @@ def _processes_of(tasks: int) -> Iterator[tuple[Executor, int]]:
 class _ProcessPerThread(ThreadPoolExecutor):
     """Each thread runs its tasks in one process of its own. Where that process ends abruptly, its task runs once more
     in a new process, and no other task is affected. Threads start the processes, because signals interrupt only the
-    main thread and therefore no start."""
+    main thread and therefore no start. A pipe of which only the process has the other end open ends with it, even in
+    the middle of a result: concurrent.futures' pool of processes would wait for the rest."""
 
     def __init__(self, at_once: int) -> None:
         super().__init__(at_once)
         self._own = threading.local()
-        self._opened: list[Executor] = []
-        self._others = active_children()
-        self._killed = False
+        self._opened: list[tuple[BaseProcess, connection.Connection]] = []
+        self._killed = threading.Event()
 
     def submit(self, function: Callable[..., R], /, *task: Any) -> Future[R]:  # type: ignore[override]
         return super().submit(self._run, function, *task)
@@ -174,43 +168,68 @@ class _ProcessPerThread(ThreadPoolExecutor):
 
     def _attempt(self, function: Callable[..., R], *task: Any) -> R:
         try:
-            result = self._begun(function, *task)
-            if self._killed:  # while this thread started a process, which the first call may have missed
-                self.kill()
-            return result.result()
-        except BrokenProcessPool:
+            pipe = self._pipe()
+            pipe.send((function, task))
+            error, result = pipe.recv()
+        except (EOFError, OSError):
             self._own.__dict__.clear()
-            raise
+            raise BrokenProcessPool from None
+        if error is not None:
+            raise error
+        return cast(R, result)
 
-    def _begun(self, function: Callable[..., R], *task: Any) -> Future[R]:
-        """The task in the thread's process, which starts with its first task."""
-        process: Executor | None = getattr(self._own, "process", None)
-        if process is not None:
-            return process.submit(function, *task)
-        with _starting, _main_hidden():
-            if self._killed:
-                raise BrokenProcessPool
-            self._own.process = process = ProcessPoolExecutor(1, mp_context=_context(), initializer=_begin)
-            self._opened.append(process)
-            try:
-                return process.submit(function, *task)
-            except EOFError as error:  # the process that it is forked from has been killed
-                raise BrokenProcessPool from error
+    def _pipe(self) -> connection.Connection:
+        """To the thread's process, which starts with its first task. Raises EOFError where the process that it is
+        forked from has been killed."""
+        if not hasattr(self._own, "pipe"):
+            with _starting, _main_hidden():
+                if self._killed.is_set():
+                    raise EOFError
+                ours, theirs = Pipe()
+                with theirs:
+                    process = _context().Process(target=_serve, args=(theirs,))
+                    process.start()
+                self._opened.append((process, ours))
+                self._own.pipe = ours
+            if self._killed.is_set():  # while it started: the first call may have missed it
+                self.kill()
+        return cast(connection.Connection, self._own.pipe)
 
     def kill(self) -> None:
         """End the processes; and, while a thread starts one, the fork server, which may still be importing."""
-        self._killed = True
-        for process in active_children():
-            if process not in self._others:
-                process.kill()
+        self._killed.set()
+        for process, _ in list(self._opened):
+            process.kill()
         for child in psutil.Process().children() if _starting.locked() else ():
             if any(forkserver.__name__ in word for word in child.cmdline()):
                 child.kill()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         super().shutdown(wait, cancel_futures=cancel_futures)
-        for process in self._opened:
-            process.shutdown(wait)
+        for _, pipe in self._opened:
+            pipe.close()  # which ends its process
+        for process, _ in self._opened:
+            process.join()
+
+
+def _serve(pipe: connection.Connection) -> None:
+    """The program of a process: its tasks, until the other end of the pipe is closed."""
+    end_with_parent()
+    claim_process()
+    freeze_heap()
+    with suppress(EOFError, OSError):
+        while True:
+            pipe.send_bytes(_outcome(pipe.recv_bytes()))
+
+
+def _outcome(message: bytes) -> bytes:
+    """The task's error, None without one, and its result. The error has its traceback as a note."""
+    try:
+        function, task = pickle.loads(message)
+        return pickle.dumps((None, function(*task)))
+    except BaseException as error:
+        error.add_note(format_exc())
+        return pickle.dumps((error, None))
 
 
 _starting = threading.Lock()
@@ -280,7 +299,7 @@ def prepare_pool() -> None:
         _context()
 
 
-def _context() -> BaseContext:
+def _context() -> ForkServerContext:
     """Processes are forked from one that only imports, once for all pools of this process. It and they start with
     SIGINT blocked: Ctrl-C, which a terminal sends to all processes, is for this one, which ends them."""
     context = get_context("forkserver")
@@ -292,13 +311,6 @@ def _context() -> BaseContext:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return context
-
-
-def _begin() -> None:
-    """Begin in a new process."""
-    end_with_parent()
-    claim_process()
-    freeze_heap()
 
 
 def end_with_parent() -> None:

@@ -12,8 +12,8 @@ import time
 from contextlib import nullcontext, suppress
 from functools import partial
 from multiprocessing import active_children
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -62,13 +62,14 @@ def test_a_process_that_cannot_be_forked_is_started_again(
     """The process from which it is forked has been killed."""
     errors = [EOFError] * failures
 
-    class Executor(pool_module.ProcessPoolExecutor):
-        def submit(self, *task: Any, **given: Any) -> Any:  # type: ignore[override]
-            if errors:
-                raise errors.pop()
-            return super().submit(*task, **given)
+    start = ForkServerProcess.start
 
-    monkeypatch.setattr(pool_module, "ProcessPoolExecutor", Executor)
+    def fails(self: ForkServerProcess) -> None:
+        if errors:
+            raise errors.pop()
+        start(self)
+
+    monkeypatch.setattr(ForkServerProcess, "start", fails)
     refused = pytest.raises(WorkersError, match="ended abruptly") if failures > 1 else nullcontext()
     with refused, pool(1) as each:
         assert list(each(operator.neg, [3, 1])) == [-3, -1]
@@ -80,6 +81,14 @@ def test_a_task_that_ends_its_process_twice_fails_alone() -> None:
         slept, *lost, later = each(operator.methodcaller("__call__"), [time.time, ends, ends, time.time])
         assert all("where the task ran again" in reason for reason in lost) and slept < later
         assert list(each(operator.neg, [1])) == [-1]
+
+
+def test_a_process_that_is_killed_while_it_sends_a_result_ends_its_task() -> None:
+    """Some of these live shorter than it takes to send results that are far larger than what a pipe holds."""
+    large = "(__import__('signal').setitimer(0, {}), bytes(200_000_000))[1]"
+    with pool(1, lost=str) as each:
+        results = list(each(eval, [large.format(seconds / 100) for seconds in range(1, 20, 2)]))
+    assert {type(result) for result in results} >= {str} and len(results) == 10
 
 
 CTRL_C = """
