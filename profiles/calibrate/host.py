@@ -258,8 +258,8 @@ def without_calls(hardware: HardwareProfile) -> HardwareProfile:
 
 def through_torch(hardware: HardwareProfile) -> float:
     """ns of torch's own part of a call on a device tensor: the median over some calls with few operands, each timed in
-    the least disturbed of some repeats, since a time that is too long would leave phases none of their own. ``hardware``
-    has no host time of calls."""
+    the least disturbed of some repeats, since a time that is too long would leave phases none of their own.
+    ``hardware`` has no host time of calls."""
     with one_thread(), open_vgpu(hardware) as gpu, measured(gpu) as stopwatch:
         x, index = torch.zeros(64, device=gpu.device), torch.zeros(8, dtype=torch.int64, device=gpu.device)
         actions = (lambda: x.add_(1), lambda: x + x, lambda: torch.index_select(x, 0, index))

@@ -52,7 +52,7 @@ class RunBridge:
         placed = parts.context.place is not None or self._share is not None
         self._source = parts.context.source(parts.source) if placed else parts.source
         self._link, self._stage = parts.context.link, parts.context.stage
-        self._rows: Sequence[str] = ()
+        self._rows: frozenset[str] = frozenset()
         self._begun: dict[int, StepInfo] = {}  # steady as far as is known
         self._sent: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))  # to clients
 
@@ -218,7 +218,7 @@ class RunBridge:
             if request is not None and request.first_scheduled_at is None:
                 request.first_scheduled_at = self._clock.now()
                 request.cached_tokens = found
-        rows = list(cached)
+        rows = frozenset(cached)  # mini-sglang has them in a set, in any order
         steady = rows == self._rows and not penalised
         self._begun[step] = StepInfo(step, kind, len(rows), tokens, steady=steady)
         self._rows = rows

@@ -187,11 +187,12 @@ def test_log_probabilities_of_messages_are_kept_if_they_were_asked_for() -> None
     ("rows", "penalised", "ended", "steady"),
     [
         (["r0", "r1"], False, False, True),
+        (["r1", "r0"], False, False, True),
         (["r0"], False, False, False),
         (["r0", "r1"], True, False, False),
         (["r0", "r1"], False, True, False),
     ],
-    ids=["as before", "other rows", "penalised", "one ended"],
+    ids=["as before", "in another order", "other rows", "penalised", "one ended"],
 )
 def test_a_step_is_steady_if_nothing_joined_ended_or_was_penalised(
     rows: list[str], penalised: bool, ended: bool, steady: bool
