@@ -233,7 +233,9 @@ def critical_path(result: Document) -> Table:
         for part in path["parts_ns"]
     }
     for part in sorted(parts, key=lambda name: -parts[name]):
-        table.add_row(part, *(percent(path["parts_ns"].get(part, 0) / path["total_ns"]) for path in paths))
+        # A step whose forward ends within that of another one has no time.
+        shares = (path["parts_ns"].get(part, 0) / (path["total_ns"] or 1) for path in paths)
+        table.add_row(part, *map(percent, shares))
     table.add_section()
     table.add_row("step, µs", *(number(path["total_ns"] / 1e3 / path["steps"]) for path in paths))
     return table

@@ -103,6 +103,22 @@ def test_an_empty_result_has_a_page(document):
     assert "**where the host waited**: none\n" in markdown(result_page(document, 160))
 
 
+def test_a_kind_of_step_that_ends_within_others_has_no_share_of_the_critical_path(document):
+    parts = {"launches": 300, "kernels": 100}
+    document["critical_path"] = {
+        "draft": {"steps": 2, "total_ns": 0, "parts_ns": {}},
+        "verify": {"steps": 2, "total_ns": 400, "parts_ns": parts},
+    }
+    assert [
+        row.split()
+        for row in page(document, width=80).splitlines()
+        if row.startswith(("launches", "kernels"))
+    ] == [
+        ["launches", "0", "75.0"],
+        ["kernels", "0", "25.0"],
+    ]
+
+
 def test_only_the_most_expensive_lines_are_shown_and_the_others_counted(document):
     document["copies"] = [
         {**row, "site": {**row["site"], "line": line}}
