@@ -16,11 +16,13 @@ from typing import Any
 
 import pytest
 
+from schedbench.cli.result_page import page
 from schedbench.profiles.engines import client
 from schedbench.profiles.platform.engine_choice import EngineChoice
 from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute
 from schedbench.profiles.record.result import HazardFinding, Hazards, Result
+from tests.cli.pages import printed
 
 from .checkouts import write_package
 
@@ -91,9 +93,11 @@ def run(question: Resolved, engine: str, *, python: str = sys.executable) -> Res
 def run_given(
     engine: EngineChoice | None, *overrides: str, scenario: str = "mixed", **options: Any
 ) -> Result:
-    """Run the engine, or our scheduler, on the virtual GPU."""
+    """Run the engine, or our scheduler, on the virtual GPU. The page of the result can be shown."""
     question = replace(ask(scenario, overrides), engine=engine)
-    return execute(question, Options(device="vgpu", **options))
+    result = execute(question, Options(device="vgpu", **options))
+    assert printed(page(result.model_dump(mode="json"), 80), 80)
+    return result
 
 
 def findings(result: Result) -> Sequence[HazardFinding]:
