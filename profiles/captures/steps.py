@@ -164,8 +164,8 @@ def _size(span: CapturedRange, pattern: str | None) -> int:
 
 
 def _contexts(ranges: Sequence[tuple[Range, LedgerContext]]) -> Iterator[tuple[int, LedgerContext]]:
-    """The innermost open range after each instant at which a range opens or closes. Of ranges that overlap without
-    nesting, the one that opened last is innermost."""
+    """The innermost open range after each instant at which a range opens or closes; between two ranges, the step of the
+    first. Of ranges that overlap without nesting, the one that opened last is innermost."""
     edges = sorted(
         [(span.start, 1, at) for at, (span, _) in enumerate(ranges)]
         + [(span.end, 0, at) for at, (span, _) in enumerate(ranges)]
@@ -176,5 +176,5 @@ def _contexts(ranges: Sequence[tuple[Range, LedgerContext]]) -> Iterator[tuple[i
             opened[at] = None
         else:
             opened.pop(at, None)
-        innermost = next(reversed(opened), None)
-        yield instant, NO_CONTEXT if innermost is None else ranges[innermost][1]
+        innermost, closed = next(reversed(opened), None), ranges[at][1]
+        yield instant, closed.after(NO_CONTEXT) if innermost is None else ranges[innermost][1]

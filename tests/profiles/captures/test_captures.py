@@ -269,6 +269,14 @@ def test_ranges_that_overlap_without_nesting(read):
     assert {row.range: row.count for row in found.copies} == {"run_batch": 2, "settle": 2}
 
 
+def test_what_is_issued_between_two_ranges_belongs_to_the_step_of_the_first(read):
+    """As in a run. Each step also uploads once inside a range."""
+    export = looped()
+    for step in range(4):
+        export.copy("HtoD (Pageable -> Device)", 200.0 * step + 81, size=8)
+    assert counts(read(export))["step", "schedule", "h2d"] == (2, 2)
+
+
 def test_a_draft_is_no_step_of_its_own_in_step_times(read):
     """A draft is launched together with the verify that it belongs to."""
     export = Export()
