@@ -117,17 +117,19 @@ def _missing(tables: Tables) -> Iterator[str]:
 EVENTS: Final = "NVTX_EVENTS"
 _MARK, _PUSHED, _STARTED, _DOMAIN = 34, 59, 60, 75  # eventType
 DEFAULT: Final = "default"  # the domain of NVTX with the number 0, which has no name
-_COLUMNS: Final = ("eventType", "start", "end", "globalTid", "endGlobalTid", "domainId", "text", "textId")
+_COLUMNS: Final = ("eventType", "start", "end", "globalTid", "domainId", "text", "textId")
 # The payload's column depends on its type in the program.
 _PAYLOADS: Final = ("int64Value", "uint64Value", "int32Value", "uint32Value", "doubleValue", "floatValue")
 
 
 def spans(tables: Tables, strings: Mapping[int, str]) -> list[CapturedRange]:
-    """In order of time. Ranges that never closed, or closed on another thread, are left out."""
+    """In order of time, each of the thread that opened it. A range that never closed ends with the capture."""
     domains = _domains(tables, strings)
+    instants = (row for table in (EVENTS, activity.CALLS) for row in tables.rows(table, ("start", "end")))
+    last = max((at for row in instants for at in row if isinstance(at, int)), default=0)
     rows = tables.rows(EVENTS, (*_COLUMNS, *_PAYLOADS))
-    found = (_span(row, strings, domains) for row in rows if row[0] in (_MARK, _PUSHED, _STARTED))
-    return sorted(filter(None, found), key=lambda span: (span.start, -span.end))
+    found = (_span(row, strings, domains, last) for row in rows if row[0] in (_MARK, _PUSHED, _STARTED))
+    return sorted(found, key=lambda span: (span.start, -span.end))
 
 
 def stream_names(tables: Tables, strings: Mapping[int, str], process: int) -> Iterator[tuple[int, str]]:
@@ -150,17 +152,15 @@ def _domains(tables: Tables, strings: Mapping[int, str]) -> dict[tuple[int, Any]
 
 
 def _span(
-    row: tuple[Any, ...], strings: Mapping[int, str], domains: Mapping[tuple[int, Any], str]
-) -> CapturedRange | None:
-    kind, start, end, thread, end_thread, domain, text, text_id, *payload = row
-    elsewhere = kind == _STARTED and end_thread not in (None, 0, thread)
-    if elsewhere or (end is None and kind != _MARK):
-        return None
+    row: tuple[Any, ...], strings: Mapping[int, str], domains: Mapping[tuple[int, Any], str], last: int
+) -> CapturedRange:
+    kind, start, end, thread, domain, text, text_id, *payload = row
     begin = whole(start, f"{EVENTS}.start")
+    stop = begin if kind == _MARK else last if end is None else whole(end, f"{EVENTS}.end")
     return CapturedRange(
         name=_message(text, text_id, strings),
         start=begin,
-        end=begin if kind == _MARK else max(whole(end, f"{EVENTS}.end"), begin),
+        end=max(stop, begin),
         thread=number(thread),
         domain=domains.get((number(thread) & PROCESS, domain), DEFAULT if domain == 0 else ""),
         payload=next((int(value) for value in payload if _is_whole(value)), None),

@@ -269,6 +269,19 @@ def test_ranges_that_overlap_without_nesting(read):
     assert {row.range: row.count for row in found.copies} == {"run_batch": 2, "settle": 2}
 
 
+def test_ranges_that_close_elsewhere_or_never_are_of_the_thread_that_opened_them(read):
+    """Without its last launch, a step's kernels would count in the step before it."""
+    export = looped()
+    *_, crossing, open_at_the_end = (
+        row for row in export.rows["NVTX_EVENTS"] if row["text"] == "scheduler.run_batch"
+    )
+    crossing |= {"eventType": 60, "endGlobalTid": Export.MAIN + 1}
+    open_at_the_end["end"] = None
+    result = read(export)
+    assert result.per_step["step"].steps == 4
+    assert counts(result)["step", "forward", "kernel"] == (3, 3)
+
+
 def test_what_is_issued_between_two_ranges_belongs_to_the_step_of_the_first(read):
     """As in a run. Each step also uploads once inside a range."""
     export = looped()
