@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from ...sched.observe import SLEEP, Category
 from ..cuda.join import NOWHERE, Joined
-from ..cuda.kineto import API, GPU, KinetoRow
+from ..cuda.kineto import API, GPU, KinetoRow, op_kind
 from ..cuda.log import StreamTable
 from ..measure.counts import CountsSink, line_rows
 from ..measure.distribution import Distribution
@@ -214,9 +214,10 @@ def _remarks(
         yield "calls and ranges number their threads differently: the busiest thread's calls were taken"
     if joined.window.ops and not meaning.tells_idle:
         yield "the map has no ranges for time without work: such time counts as host late"
-    lost = joined.notes["operations_without_call"]
-    if lost and lost < joined.notes["operations"]:
+    if (lost := joined.notes["operations_without_call"]) and joined.notes["calls"]:
         yield f"{lost} operations have no call: they belong to no step"
+    if uncounted := sum(row.category in GPU and op_kind(row) is None for row in joined.rows):
+        yield f"{uncounted} copies are not counted: they are neither h2d, d2h nor d2d, or it is not known"
     others_calls = {
         row.correlation for row in joined.rows if row.category in API and row.thread not in joined.threads
     }

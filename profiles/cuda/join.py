@@ -109,8 +109,10 @@ class Joined:
         }
 
     def _first(self, categories: Sequence[str]) -> dict[int, KinetoRow]:
-        """Rows by correlation; of several rows the earliest."""
-        return {row.correlation: row for row in reversed(self.rows) if row.category in categories}
+        """Rows by correlation, if they have one; of several rows the earliest."""
+        found = {row.correlation: row for row in reversed(self.rows) if row.category in categories}
+        found.pop(-1, None)
+        return found
 
     def _blocking_copies(self) -> Iterator[tuple[KinetoRow, KinetoRow]]:
         """Copies with the sync of the same call of torch's: its blocking copy makes these two calls."""

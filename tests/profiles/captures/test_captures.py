@@ -181,6 +181,17 @@ def test_a_capture_without_a_gpu_has_ranges_only(read):
     assert not result.copies and not result.syncs
 
 
+def test_operations_that_cannot_be_placed_or_counted_are_noted(read):
+    export = looped(steps=3)
+    for row in export.rows["CUPTI_ACTIVITY_KIND_RUNTIME"]:
+        row["correlationId"] = None
+    for row in export.rows["CUPTI_ACTIVITY_KIND_MEMCPY"]:
+        row["copyKind"] = None
+    found = "\n".join(notes(read(export)))
+    assert "15 operations have no call: they belong to no step" in found
+    assert "6 copies are not counted" in found
+
+
 def test_the_trace_mode_of_graphs_is_recorded(read):
     modes = {version: read(drawn(version)).environment["cuda_graph_trace"] for version in VERSIONS}
     assert modes == {"old": "unknown", "middle": "node", "new": "node"}

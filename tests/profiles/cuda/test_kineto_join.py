@@ -165,7 +165,9 @@ def test_launches_through_the_driver_are_joined(trace, log, joined):
 
 
 def test_a_copy_without_a_call_is_counted_apart(trace, joined):
-    trace.memcpy(77, H2D_PINNED, 0, 1, size=8)
+    trace.memcpy(-1, H2D_PINNED, 0, 1, size=8)
+    trace.call("cudaMemcpyAsync", 0, 1)
+    trace.events[-1]["args"] = {}
     result = joined()
     assert result.notes["operations_without_call"] == 1
     (op,) = result.window.ops
