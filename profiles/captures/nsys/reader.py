@@ -106,7 +106,7 @@ def _missing(tables: Tables) -> Iterator[str]:
     elif activity.RECORDS not in tables:
         yield "no event records: waits of one stream for another count as kernel gap or launch latency"
     if activity.COPIES in tables and not activity.memory_kinds(tables):
-        yield "copies have no kinds of memory: pinned, pageable and blocking copies are not counted as such"
+        yield "copies have no kinds of memory: which are pinned or pageable, and block for it, is not known"
     if _graph_mode(tables) == "graph":
         yield "graphs were traced whole: their kernels and copies count as one kernel (--cuda-graph-trace=node)"
     processes = {number(thread) & PROCESS for (thread,) in tables.rows(activity.CALLS, ("globalTid",))}

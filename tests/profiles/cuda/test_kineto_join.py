@@ -141,6 +141,8 @@ def test_allocation_calls_wait_but_are_no_syncs(trace, joined):
         ("cudaMemcpyAsync", D2H_PINNED, 10**6, False),
         ("cudaMemcpy", D2H_PINNED, 64, True),
         ("cuMemcpyHtoD", H2D_PINNED, 64, True),
+        ("cudaMemcpy", "HtoD (Managed -> Device)", 64, True),
+        ("cudaMemcpyAsync", "DtoH (Device -> Unknown)", 64, False),
         ("cudaMemcpy", "DtoD (Device -> Device)", 64, False),
     ],
 )
