@@ -266,7 +266,7 @@ def _beside_counts(found: Comparison) -> str:
     if len(digests) == 2 and digests[0] == digests[1]:
         return "A and B have the same source"
     if not found.engine:
-        return "A and B are the same engine" if a.tool == b.tool else ""
+        return "A and B are the same engine" if a.tool == b.tool and a.labels.capture is None else ""
     if any(difference.key.startswith("labels.engine.") for difference in found.engine):
         return "their sources differ: check judges order and values, which are not counted"
     return ""

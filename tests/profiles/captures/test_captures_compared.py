@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from schedbench.profiles.judge.compare import Comparison, judge
+from schedbench.profiles.judge.conclusion import conclusion
 from schedbench.profiles.judge.likeness import LikenessError
 from schedbench.profiles.judge.reasons import Reason
 from schedbench.profiles.judge.sides import opened, parse
@@ -52,6 +53,7 @@ def test_several_captures_give_intervals(tmp_path):
     found = compared(a, b)
     assert len(found.trials.a) == len(found.trials.b) == 8
     assert found.reasons == (Reason.NOT_ENGAGED,)
+    assert "same engine" not in conclusion(found, a="a", b="b"), "a capture does not say which engine made it"
     assert found.metrics["step_ms"].interval.low > 15
     assert found.metrics["step_ms"].n == 8
 
