@@ -16,7 +16,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from ...sched.observe import SLEEP, Category
-from ..cuda.join import NOWHERE, Joined
+from ..cuda.join import NOWHERE, OF_HOST, Joined
 from ..cuda.kineto import API, GPU, KinetoRow, op_kind
 from ..cuda.log import StreamTable
 from ..measure.counts import CountsSink, line_rows
@@ -112,7 +112,7 @@ def document(
     expanded: dict[str, Any] = {
         "name": name,
         "about": "watched on the virtual GPU" if emulated else f"capture of {TOOLS[capture.tool]}",
-        "device": {"recorded": found.unfit is None and bool(found.window.calls)},
+        "device": _recorded(capture, found),
         "measure": {"map": meaning.name, "map_sha256": meaning.sha256},
     }
     try:
@@ -143,6 +143,17 @@ def document(
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise CaptureFileError(f"{name}: numbers that cannot be: {first['msg']}") from None
+
+
+def _recorded(capture: ProfilerCapture, found: CaptureReading) -> dict[str, Any]:
+    """Whether the device was recorded, and how its copies and graphs were, where there are any."""
+    memories = [op.host_memory for op in found.window.ops if op.kind in OF_HOST]
+    graphs = capture.facts.get("cuda_graph_trace")
+    return {
+        "recorded": found.unfit is None and bool(found.window.calls),
+        **({"memory_kinds": any(memories)} if memories else {}),
+        **({"cuda_graph_trace": graphs} if graphs in ("graph", "node") else {}),
+    }
 
 
 def _device(found: CaptureReading) -> dict[str, Any]:

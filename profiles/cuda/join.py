@@ -18,7 +18,7 @@ from .kineto import API, GPU, STREAM_SYNC, SYNC, WAIT_EVENT, KinetoRow, call_kin
 from .log import NO_CALL, CallRecord, Log, StreamTable
 
 NOWHERE = -1  # number of an unknown stream
-_OF_HOST = ("h2d", "d2h")  # whatever kind of memory the host's is
+OF_HOST = ("h2d", "d2h")  # whatever kind of memory the host's is
 NO_WAIT = 5_000  # ns; a call shorter than this did not wait for the device
 TOGETHER = 5_000  # ns; at most this lies between a copy and a sync of one call of torch's (an estimate)
 
@@ -151,7 +151,7 @@ class Joined:
             host_bytes=0,
             host_memory=memory,
             # As on the virtual GPU: torch made a sync, or the host waited in the call.
-            blocking=kind in _OF_HOST and (self._waits_inside(row) or row.correlation in self._blocking),
+            blocking=kind in OF_HOST and (self._waits_inside(row) or row.correlation in self._blocking),
             range=context.range,
             forward=context.forward,
             step=context.step,
@@ -194,7 +194,7 @@ class Joined:
         call = self._call_of.get(row.correlation)
         synchronous = call is not None and call_kind(call.name) == "copy" and "Async" not in call.name
         staged = memory == "pageable" and (kind == "d2h" or row.bytes > self.inline)
-        return kind in _OF_HOST and (synchronous or staged)
+        return kind in OF_HOST and (synchronous or staged)
 
     def _cupti_stream(self, call: KinetoRow) -> int:
         known = self._op_of.get(call.correlation) or self._sync_of.get(call.correlation)

@@ -71,6 +71,21 @@ def test_captures_with_and_without_a_gpu_or_calls_are_not_compared(tmp_path, kin
         compared(capture(tmp_path / "a.sqlite"), without)
 
 
+@pytest.mark.parametrize(
+    ("version", "without", "key"),
+    [("middle", "KERNEL", "device.cuda_graph_trace"), ("new", "MEM_KIND", "device.memory_kinds")],
+    ids=["graphs traced whole", "no kinds of memory"],
+)
+def test_counts_that_only_one_capture_can_have_are_not_compared(tmp_path, version, without, key):
+    """They would read as copies and kernels that B no longer makes."""
+    a, b = looped(version), looped(version)
+    b.rows["CUPTI_ACTIVITY_KIND_GRAPH_TRACE"] = b.rows["CUPTI_ACTIVITY_KIND_KERNEL"] * (without == "KERNEL")
+    tables = [table for table in b.rows if table.endswith(without)]
+    b.write(tmp_path / "b.sqlite", without=tuple(tables))
+    with pytest.raises(LikenessError, match=key):
+        compared(a.write(tmp_path / "a.sqlite"), tmp_path / "b.sqlite")
+
+
 def test_a_folder_prefers_exports_to_the_reports_beside_them(tmp_path):
     capture(tmp_path / "x.sqlite")
     (tmp_path / "x.nsys-rep").write_bytes(b"")
