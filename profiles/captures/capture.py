@@ -95,6 +95,11 @@ def parse_trace(trace: object, path: Path) -> ProfilerCapture:
         spans = named_ranges(document)
     except ValueError as error:
         raise CaptureFileError(f"{path}: {error}") from None
+    processes = {str(event.get("pid")) for event in document[TRACE] if event.get("cat") in API}
+    if len(processes) > 1:
+        raise CaptureFileError(
+            f"{path}: calls of {len(processes)} processes, which number them alike: give the trace of one process"
+        )
     graphs = any(row.name.startswith("cudaGraphLaunch") for row in found)
     versions = {key: str(document[key]) for key in _VERSIONS if isinstance(document.get(key), int)}
     return ProfilerCapture(

@@ -36,7 +36,7 @@ from ..record.environment import tool
 from ..record.provenance import HardwarePart, Labels, RelayPart, RunPart, ScenarioPart
 from ..record.result import Abstained, CopyRow, Hazards, KindCounts, Result, SyncRow, canonical
 from ..record.timeline import Site, Window
-from .capture import CaptureFileError, ProfilerCapture
+from .capture import CaptureFileError, ProfilerCapture, Tool
 from .maps import RangeMap
 from .steps import CapturedSteps, launches
 
@@ -66,7 +66,7 @@ def reading(capture: ProfilerCapture, meaning: RangeMap) -> CaptureReading:
     spans = [span for span in capture.spans if span.thread == thread]
     epoch = min([*(row.start for row in rows), *(span.start for span in spans)], default=0)
     steps = CapturedSteps(spans, meaning, epoch=epoch)
-    callers, elsewhere = _callers(rows, thread, steps)
+    callers, elsewhere = _callers(rows, thread, steps, capture.tool)
     rows, left_out = _of_own_devices(rows, callers)
     table, names = StreamTable(), capture.streams(thread)
     for number, name in names.items():
@@ -188,12 +188,13 @@ def _thread(capture: ProfilerCapture, meaning: RangeMap) -> tuple[int | None, in
 
 
 def _callers(
-    rows: Sequence[KinetoRow], thread: int | None, steps: CapturedSteps
+    rows: Sequence[KinetoRow], thread: int | None, steps: CapturedSteps, tool: Tool
 ) -> tuple[frozenset[int], bool]:
-    """The thread's numbers among the calls, and whether they were guessed: a trace may have other numbers for the
-    threads of calls than for those of ranges."""
+    """The thread's numbers among the calls, and whether they were guessed: a trace of torch may have other numbers for
+    the threads of calls than for those of ranges."""
     calls = Counter(row.thread for row in rows if row.category in API)
-    if thread is not None and (not calls or thread in calls or not steps.launches):
+    alike = tool == "nsys" or not calls or thread in calls or not steps.launches
+    if thread is not None and alike:
         return frozenset({thread}), False
     return frozenset(caller for caller, _ in calls.most_common(1)), thread is not None
 

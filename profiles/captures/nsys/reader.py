@@ -34,6 +34,8 @@ def open_export(path: Path) -> Iterator[ProfilerCapture]:
     with readable(path) as connection:
         tables = Tables(connection)
         strings = tables.strings()
+        if not {STRINGS, *METADATA} & {*tables.columns}:
+            raise CaptureFileError(f"{path}: not an export of Nsight Systems: no table {STRINGS}")
         yield ProfilerCapture(
             tool="nsys",
             spans=spans(tables, strings),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from schedbench.profiles.captures import maps
+from schedbench.profiles.captures.capture import CaptureFileError
 from schedbench.profiles.captures.files import Reader
 from schedbench.profiles.record.result import Abstained, Result
 from tests.acceptance.runs import value
@@ -224,6 +227,29 @@ def test_operations_that_other_threads_launch_are_noted(read):
     export = looped()
     export.kernel(export.call("cudaLaunchKernel", 10, 12, thread=Export.MAIN + 1), 15, 20)
     assert any("1 operations were launched by other threads" in note for note in notes(read(export)))
+
+
+def test_calls_of_another_thread_are_not_those_of_the_loop(read):
+    """Of an export all numbers of threads are alike, so that none is guessed."""
+    export = looped()
+    for row in export.rows["CUPTI_ACTIVITY_KIND_RUNTIME"]:
+        row["globalTid"] += 1
+    result = read(export)
+    assert not counts(result)
+    assert any("20 operations were launched by other threads" in note for note in notes(result))
+
+
+def test_what_is_no_capture_of_one_process_is_refused(read, tmp_path):
+    """A database of another program; a trace of several ranks, as SGLang merges them."""
+    with closing(sqlite3.connect(tmp_path / "other.sqlite")) as other:
+        other.execute("CREATE TABLE names (name)")
+    with pytest.raises(CaptureFileError, match="not an export of Nsight Systems"):
+        Reader().read(tmp_path / "other.sqlite")
+    ranks = [drawn("torch") for _ in range(2)]
+    merged = [event | {"pid": f"[TP0{rank}] 0"} for rank, trace in enumerate(ranks) for event in trace.events]
+    ranks[0].events = merged
+    with pytest.raises(CaptureFileError, match="calls of 2 processes"):
+        read(ranks[0])
 
 
 def test_a_gpu_that_only_another_thread_uses_is_left_out(read):
