@@ -178,3 +178,5 @@ def _contexts(ranges: Sequence[tuple[Range, LedgerContext]]) -> Iterator[tuple[i
             opened.pop(at, None)
         innermost, closed = next(reversed(opened), None), ranges[at][1]
         yield instant, closed.after(NO_CONTEXT) if innermost is None else ranges[innermost][1]
+    if edges:  # nothing is between the last range and another
+        yield edges[-1][0], NO_CONTEXT

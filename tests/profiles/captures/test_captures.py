@@ -320,10 +320,10 @@ def test_ranges_that_close_elsewhere_or_never_are_of_the_thread_that_opened_them
 
 
 def test_what_is_issued_between_two_ranges_belongs_to_the_step_of_the_first(read):
-    """As in a run. Each step also uploads once inside a range."""
+    """As in a run. Each step also uploads once inside a range. Nothing belongs to the last range."""
     export = looped()
-    for step in range(4):
-        export.copy("HtoD (Pageable -> Device)", 200.0 * step + 81, size=8)
+    for at in (81.0, 281.0, 481.0, 681.0, 960.0):
+        export.copy("HtoD (Pageable -> Device)", at, size=8)
     assert counts(read(export))["step", "schedule", "h2d"] == (2, 2)
 
 
