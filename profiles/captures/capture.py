@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Final, Literal, NamedTuple, cast
 from pydantic_core import from_json
 
 from ...scenarios.problems import show
-from ..cuda.kineto import API, GPU, SYNC, KinetoRow, nanoseconds, number_of, rows
+from ..cuda.kineto import API, GPU, SYNC, KinetoRow, rows
 
 Tool = Literal["nsys", "torch", "vgpu"]
 
@@ -97,9 +97,7 @@ def parse_trace(trace: object, path: Path) -> ProfilerCapture:
         raise CaptureFileError(f"{path}: {error}") from None
     processes = {str(event.get("pid")) for event in document[TRACE] if event.get("cat") in API}
     if len(processes) > 1:
-        raise CaptureFileError(
-            f"{path}: calls of {len(processes)} processes, which number them alike: give the trace of one process"
-        )
+        raise CaptureFileError(f"{path}: calls of {len(processes)} processes: give the trace of one")
     graphs = any(row.name.startswith("cudaGraphLaunch") for row in found)
     versions = {key: str(document[key]) for key in _VERSIONS if isinstance(document.get(key), int)}
     return ProfilerCapture(
@@ -113,16 +111,10 @@ def parse_trace(trace: object, path: Path) -> ProfilerCapture:
 
 
 def named_ranges(trace: Mapping[str, Any]) -> list[CapturedRange]:
-    """Ranges of record_function, in order of time. Raises ValueError if ``trace`` is not a trace; ``rows`` has checked
-    that events are mappings."""
-    base = trace.get("baseTimeNanoseconds", 0)
-    found = []
-    for event in trace[TRACE]:
-        if event.get("cat") == _ANNOTATION and event.get("ph") == "X" and isinstance(event.get("name"), str):
-            start = base + nanoseconds(event, "ts")
-            end = start + max(nanoseconds(event, "dur"), 0)
-            found.append(CapturedRange(event["name"], start, end, number_of(event.get("tid"))))
-    return sorted(found, key=lambda span: (span.start, -span.end))
+    """Ranges of record_function, in order of time. Raises ValueError if ``trace`` is not a trace."""
+    found = rows(trace, {_ANNOTATION})
+    spans = [CapturedRange(row.name, row.start, row.end, row.thread) for row in found]
+    return sorted(spans, key=lambda span: (span.start, -span.end))
 
 
 def _gpu(trace: Mapping[str, Any]) -> str | None:

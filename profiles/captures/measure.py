@@ -193,8 +193,7 @@ def _callers(
     """The thread's numbers among the calls, and whether they were guessed: a trace of torch may have other numbers for
     the threads of calls than for those of ranges."""
     calls = Counter(row.thread for row in rows if row.category in API)
-    alike = tool == "nsys" or not calls or thread in calls or not steps.launches
-    if thread is not None and alike:
+    if thread is not None and (tool == "nsys" or not calls or thread in calls or not steps.launches):
         return frozenset({thread}), False
     return frozenset(caller for caller, _ in calls.most_common(1)), thread is not None
 

@@ -146,7 +146,7 @@ class HazardWatch(TorchDispatchMode, Observer):
         self._named: Mapping[str, Callable[[Any, Arguments, Named], Any]] = {
             "copy_": self._copy,
             "_to_copy": self._to_copy,
-            "clone": self._clone,
+            "clone": self._to_copy,
             "lift_fresh": self._lift_fresh,
         }
 
@@ -257,13 +257,10 @@ class HazardWatch(TorchDispatchMode, Observer):
 
     def _compute(self, func: Any, args: Arguments, kwargs: Named) -> Any:
         out = func(*args, **kwargs)
-        self._waiting(func, args, kwargs, out)
-        return out
-
-    def _waiting(self, func: Any, args: Arguments, kwargs: Named, out: Any) -> None:
         copies = self._device.copies(func._opname, args, kwargs, out)
         if any(what.endswith(" blocking") for what, _ in copies):
             self._order.waited()
+        return out
 
     # ---- new memory ----------------------------------------------------------------------------------------
 
@@ -271,23 +268,18 @@ class HazardWatch(TorchDispatchMode, Observer):
         """Run an operator without operands on the device: an upload, a factory, or one of the host."""
         if func._opname == "_to_copy":
             return self._handlers[func](args, kwargs)
-        out = func(*args, **kwargs)
-        if self.checker.memory.on_device(out):
-            self._filled(func._opname, out)
-        return out
+        return self._fill(func._opname, lambda args, kwargs: func(*args, **kwargs), args, kwargs)
 
     def _fill(self, name: str, handler: Handler, args: Arguments, kwargs: Named) -> Any:
         out = handler(args, kwargs)
-        if self.checker.memory.on_device(out):
-            self._filled(name, out)
-        return out
-
-    def _filled(self, name: str, out: torch.Tensor) -> None:
         kind = name.removeprefix("new_").removesuffix("_like")
+        if not self.checker.memory.on_device(out):
+            return out
         if kind.startswith("empty"):
             self.checker.made(out)
         else:
             self.checker.generated(_FILLS.get(kind, name), out)
+        return out
 
     # ---- copies --------------------------------------------------------------------------------------------
 
@@ -307,18 +299,11 @@ class HazardWatch(TorchDispatchMode, Observer):
         place = kwargs.get("device")
         if not device and (place is None or place.type != self._device.type):
             return func(*args, **kwargs)  # from host to host
-        name = "_to_copy" if device and place is None else "copy d2h" if device else "copy h2d"
+        name = func._opname if device and place is None else "copy d2h" if device else "copy h2d"
         launch = checker.launch(name)
         checker.access(launch, source, write=False)
         out = self._compute_at_work(func, args, kwargs)
         checker.access(launch, out, write=True)
-        return out
-
-    def _clone(self, func: Any, args: Arguments, kwargs: Named) -> Any:
-        launch = self.checker.launch("clone")
-        out = func(*args, **kwargs)
-        self.checker.access(launch, args[0], write=False)
-        self.checker.access(launch, out, write=True)
         return out
 
     def _lift_fresh(self, func: Any, args: Arguments, kwargs: Named) -> Any:

@@ -7,7 +7,7 @@ or torch. Names and fields: pytorch/kineto, libkineto/src/CuptiActivity.cpp.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from reprlib import repr as show
 from typing import Any, Final, Literal, NamedTuple, cast
 
@@ -32,10 +32,6 @@ _CALLS: Final[tuple[tuple[str, CallKind], ...]] = (
     ("Memset", "copy"),
     ("Launch", "launch"),
     ("GraphLaunch", "graph"),
-    ("StreamSynchronize", "sync"),
-    ("EventSynchronize", "sync"),
-    ("DeviceSynchronize", "sync"),
-    ("CtxSynchronize", "sync"),
     ("EventRecord", "event"),
     ("StreamWaitEvent", "event"),
 )
@@ -69,8 +65,8 @@ class KinetoRow(NamedTuple):
     device: int = -1  # of operations and syncs
 
 
-def rows(trace: Mapping[str, Any]) -> list[KinetoRow]:
-    """CUPTI's rows in order of time. Raises ValueError if ``trace`` is not a Chrome trace."""
+def rows(trace: Mapping[str, Any], categories: Collection[str] = _KEPT) -> list[KinetoRow]:
+    """Rows in order of time, by default CUPTI's. Raises ValueError if ``trace`` is not a Chrome trace."""
     events = trace.get("traceEvents")
     if not isinstance(events, list):
         raise ValueError("not a Chrome trace: no list of traceEvents")
@@ -82,7 +78,7 @@ def rows(trace: Mapping[str, Any]) -> list[KinetoRow]:
         if not isinstance(event, dict):
             raise ValueError(f"not a Chrome trace: an event is {show(event)}")
         category = event.get("cat")
-        if event.get("ph") == "X" and isinstance(category, str) and category in _KEPT:
+        if event.get("ph") == "X" and isinstance(category, str) and category in categories:
             found.append(_row(event, base))
     return sorted(found, key=lambda row: (row.start, row.end))
 
@@ -131,6 +127,8 @@ def number_of(value: object) -> int:
 def call_kind(name: str) -> CallKind | Literal["memory"] | None:
     """The kind of a call of the runtime or driver; None for queries and other calls that no count is made of."""
     plain = name.removeprefix("cu").removeprefix("da")
+    if plain.endswith("Synchronize"):
+        return "sync"
     for prefix, kind in _CALLS:
         if plain.startswith(prefix):
             return kind
