@@ -289,7 +289,8 @@ def _counts(found: Comparison) -> str:
     if not counts:
         alone = any(count.change == "no steps" and "." not in count.kind for count in found.counts)
         which = " of the kinds of steps that both have" if alone else ""
-        return f"copies and syncs per step equal{which}{_uncounted(found)}"
+        same = "equal" if found.counts else "not recorded"
+        return f"copies and syncs per step {same}{which}{_uncounted(found)}"
     means = [
         (f"{one.kind} {one.stream} {one.counter}", f"{a.mean:.4g}", f"{b.mean:.4g}") for one, a, b in counts
     ]

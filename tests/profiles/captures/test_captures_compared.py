@@ -14,7 +14,7 @@ from schedbench.profiles.judge.reasons import Reason
 from schedbench.profiles.judge.sides import opened, parse
 from schedbench.profiles.judge.trials import TrialPlan, TrialRequest, conduct
 from schedbench.profiles.judge.worker import SideError
-from tests.profiles.captures.exports import looped
+from tests.profiles.captures.exports import Export, looped, own_loop
 
 
 def compared(a: Path, b: Path) -> Comparison:
@@ -84,6 +84,14 @@ def test_counts_that_only_one_capture_can_have_are_not_compared(tmp_path, versio
     b.write(tmp_path / "b.sqlite", without=tuple(tables))
     with pytest.raises(LikenessError, match=key):
         compared(a.write(tmp_path / "a.sqlite"), tmp_path / "b.sqlite")
+
+
+def test_copies_that_neither_capture_has_recorded_are_not_called_equal(tmp_path):
+    export = Export()
+    own_loop(export)
+    kinds = tuple(f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("RUNTIME", "KERNEL", "SYNCHRONIZATION"))
+    paths = [export.write(tmp_path / f"{name}.sqlite", without=kinds) for name in "ab"]
+    assert "copies and syncs per step not recorded" in conclusion(compared(*paths), a="a", b="b")
 
 
 def test_a_folder_prefers_exports_to_the_reports_beside_them(tmp_path):
