@@ -227,12 +227,15 @@ def _remarks(
         yield "the map has no ranges for time without work: such time counts as host late"
     if (lost := joined.notes["operations_without_call"]) and joined.notes["calls"]:
         yield f"{lost} operations have no call: they belong to no step"
-    if uncounted := sum(row.category in GPU and op_kind(row) is None for row in joined.rows):
+    gpu = [row for row in joined.rows if row.category in GPU]
+    if uncounted := sum(op_kind(row) is None for row in gpu):
         yield f"{uncounted} copies are not counted: they are neither h2d, d2h nor d2d, or it is not known"
+    if (devices := len({row.device for row in gpu} - {-1})) > 1:
+        yield f"operations of {devices} GPUs: their streams with one number count as one stream"
     others_calls = {
         row.correlation for row in joined.rows if row.category in API and row.thread not in joined.threads
     }
-    if theirs := sum(row.category in GPU and row.correlation in others_calls for row in joined.rows):
+    if theirs := sum(row.correlation in others_calls for row in gpu):
         yield f"{theirs} operations were launched by other threads: they belong to no step"
 
 
@@ -301,10 +304,7 @@ def _busiest(window: Window, meaning: RangeMap, category: Category, *, but: int 
     inside = {rule.name for rule in meaning.ranges if rule.category == category}
     time: Counter[int] = Counter()
     for op in window.ops:
-        if (
-            op.range in inside
-            and op.stream not in (but, NOWHERE)
-            and (category != "forward" or op.kind == "kernel")
-        ):
+        counts = op.range in inside and (category != "forward" or op.kind == "kernel")
+        if counts and op.stream not in (but, NOWHERE):
             time[op.stream] += op.end - op.start
     return max(sorted(time), key=lambda stream: time[stream], default=None)

@@ -142,9 +142,8 @@ class Activity(NamedTuple):
             if number(thread) & ~0xFFFFFF == self.process:
                 category = "cuda_driver" if kind == _DRIVER else "cuda_runtime"
                 text = without_suffix(self.strings.get(name, ""))
-                yield _row(
-                    CALLS, category, text, (start, end, _NONE, correlation, _NONE), thread=number(thread)
-                )
+                place = start, end, _NONE, correlation, _NONE
+                yield _row(CALLS, category, text, place, thread=number(thread))
 
     def _kernels(self) -> Iterator[KinetoRow]:
         for *place, short, demangled in self._of(KERNELS, (*_PLACE, "shortName", "demangledName")):

@@ -260,6 +260,8 @@ def test_a_gpu_that_only_another_thread_uses_is_left_out(read):
     result = read(export)
     assert result.metrics == alone.metrics and counts(result) == counts(alone)
     assert any("1 operations of GPUs that only other threads use" in note for note in notes(result))
+    export.rows["CUPTI_ACTIVITY_KIND_KERNEL"][0]["deviceId"] = 1
+    assert any("operations of 2 GPUs" in note for note in notes(read(export)))
 
 
 def test_a_result_has_nothing_of_the_environment(read):
