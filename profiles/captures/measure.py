@@ -147,7 +147,7 @@ def document(
 
 def _recorded(capture: ProfilerCapture, found: CaptureReading) -> dict[str, Any]:
     """Whether the device was recorded, and how its copies and graphs were, where there are any."""
-    memories = [op.host_memory for op in found.window.ops if op.kind in OF_HOST]
+    memories = ["Unknown" not in op.name for op in found.window.ops if op.kind in OF_HOST]
     graphs = capture.facts.get("cuda_graph_trace")
     return {
         "recorded": found.unfit is None and bool(found.window.calls),

@@ -86,6 +86,14 @@ def test_counts_that_only_one_capture_can_have_are_not_compared(tmp_path, versio
         compared(a.write(tmp_path / "a.sqlite"), tmp_path / "b.sqlite")
 
 
+def test_managed_memory_is_a_kind_that_is_known(tmp_path):
+    managed = looped()
+    managed.put("ENUM_CUDA_MEM_KIND", id=4, label="Managed")
+    for row in managed.rows["CUPTI_ACTIVITY_KIND_MEMCPY"]:
+        row |= {"srcKind": 4, "dstKind": 4}
+    assert compared(looped().write(tmp_path / "a.sqlite"), managed.write(tmp_path / "b.sqlite")).counts
+
+
 def test_copies_that_neither_capture_has_recorded_are_not_called_equal(tmp_path):
     export = Export()
     own_loop(export)
