@@ -82,6 +82,9 @@ class Watcher:
     def made(self, tensor: torch.Tensor) -> None:
         """``tensor`` is new memory, or a view, and nothing was launched."""
 
+    def moved(self, tensor: torch.Tensor, block: Any, size: int) -> None:
+        """The memory of ``tensor`` has grown: ``size`` bytes of its former ``block`` are copied to new memory."""
+
     def host_access(self, op: str, tensor: torch.Tensor, *, write: bool) -> None:
         """The host itself reads or writes pinned memory."""
 

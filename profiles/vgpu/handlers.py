@@ -145,7 +145,7 @@ def _reshape(gpu: VirtualGpu, func: torch._ops.OpOverload) -> Handler:
     op, runtime = func._op, gpu.runtime
 
     def handler(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        target, runtime.now = args[0], runtime.now + runtime.torch_call
+        target, block, runtime.now = args[0], args[0].block, runtime.now + runtime.torch_call
         made = _ALIAS(target.held)  # pending work keeps the geometry that it was launched with
         before = made.untyped_storage().nbytes()
         try:
@@ -157,9 +157,10 @@ def _reshape(gpu: VirtualGpu, func: torch._ops.OpOverload) -> Handler:
                 target.held
             )  # an array is kept of the memory, which torch therefore does not resize
             op(made, *unwrap(args[1:]), **unwrap_named(kwargs))
+        target.data = _wrapped_view(target, made)
         if 0 < before < made.untyped_storage().nbytes() and func._schema.name != "aten::set_":
             runtime.copy_within(before)
-        target.data = _wrapped_view(target, made)
+            gpu.watcher.moved(target, block, before)
         return target
 
     return handler

@@ -162,19 +162,24 @@ class ShadowTable:
         shadow: ShadowMemory | None = getattr(storage, SHADOW, None)
         block = None if shadow is None or shadow.block is None else shadow.block()
         if block is None:
-            block = self._map(held) if self.memory.pinned(held) else self._allocate(storage)
+            # Pinned memory of the host, which kernels access by its address, is never issued to another owner.
+            shadow = self.pinned(held) if self.memory.pinned(held) else self._issue(storage)
+            block = Block(shadow, self._program.stream.id + 1, self._freed)
+            shadow.block = ref(block)
         part = span(held)
         self.memory.keep(tensor, block, part)
         return block, part
 
-    def _map(self, held: torch.Tensor) -> Block:
-        """Pinned memory of the host that kernels access by its address; it is never issued to another owner."""
-        shadow = self.pinned(held)
-        block = Block(shadow, self._program.stream.id + 1, lambda _: None)
+    def reissue(self, block: Block, tensor: torch.Tensor) -> None:
+        """The tensor and all views of it have new memory in place of the block's, which is freed."""
+        held = self.memory.held(tensor)
+        shadow = self._issue(held.untyped_storage())
+        self._freed(block)
+        block.shadow, block.actor, block.recorded = shadow, self._program.stream.id + 1, {}
         shadow.block = ref(block)
-        return block
+        self.memory.keep(tensor, block, span(held))
 
-    def _allocate(self, storage: torch.UntypedStorage) -> Block:
+    def _issue(self, storage: torch.UntypedStorage) -> ShadowMemory:
         actor, size = self._program.stream.id + 1, storage.nbytes()
         shadow = ShadowMemory(UNWRITTEN, size)
         shadow.private = self.capturing or self._temporary is not None
@@ -182,13 +187,11 @@ class ShadowTable:
             shadow.inherit(self._free.take(actor, size))
         if self._temporary is not None:
             self._temporary.add(shadow)
-        block = Block(shadow, actor, self._freed)
-        shadow.block = ref(block)
         setattr(storage, SHADOW, shadow)
-        return block
+        return shadow
 
     def _freed(self, block: Block) -> None:
-        if not block.shadow.private:
+        if not (block.shadow.private or block.shadow.pinned):
             self._free.give(block.actor, block.shadow, block.recorded)
 
     @contextmanager

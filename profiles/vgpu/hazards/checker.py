@@ -19,7 +19,7 @@ from .findings import Findings, unread
 from .footprints import ByteSpan, Footprint, span, visited
 from .graphs import GraphFootprint
 from .probes import ProbedClocks
-from .shadow import UNWRITTEN, IssuedOp, MemoryOrigin, NamedMemory, ShadowMemory
+from .shadow import UNWRITTEN, Block, IssuedOp, MemoryOrigin, NamedMemory, ShadowMemory
 
 if TYPE_CHECKING:
     from ....sched.kernels.declare import Kernel
@@ -214,6 +214,12 @@ class HazardChecker(Watcher):
 
     def made(self, tensor: torch.Tensor) -> None:
         self._table.block(tensor)
+
+    def moved(self, tensor: torch.Tensor, block: Block, size: int) -> None:
+        launch, copied, block = self.launch("resize_"), ByteSpan(0, size), block or self._table.block(tensor)
+        self._add(launch, block.shadow, copied, write=False)
+        self._table.reissue(block, tensor)
+        self._add(launch, block.shadow, copied, write=True)
 
     def sent(self, tensor: torch.Tensor) -> None:
         self.access(self.launch_here("send"), tensor, write=False)

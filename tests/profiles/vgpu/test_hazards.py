@@ -128,6 +128,28 @@ def replayed_graph(scene: Scene, edge: bool) -> torch.Tensor:
     return outputs
 
 
+def memory_that_grows(scene: Scene, edge: bool) -> torch.Tensor:
+    """What the memory holds is copied to new memory, which all views have from then on."""
+    lengths = scene.zeros(4)
+    with scene.on(scene.schedule):
+        lengths.add_(1)
+    if edge:
+        scene.forward.wait_stream(scene.schedule)
+    with scene.on(scene.forward):
+        return lengths.resize_(4096)
+
+
+def memory_that_has_grown(scene: Scene, edge: bool) -> torch.Tensor:
+    lengths = scene.zeros(4)
+    last = lengths[3:]
+    with scene.on(scene.schedule):
+        lengths.resize_(4096)
+    if edge:
+        scene.forward.wait_stream(scene.schedule)
+    with scene.on(scene.forward):
+        return last * 2
+
+
 # ---- the host ----------------------------------------------------------------------------------------------
 
 
@@ -199,11 +221,15 @@ def freed_before_the_wait(scene: Scene, edge: bool) -> torch.Tensor:
 
 Program = Callable[[Scene, bool], object]
 BETWEEN_STREAMS = [raw, war, waw, overlapping_views, same_rows, index_that_changed, replayed_graph]
+OPERATORS = {
+    memory_that_grows: ("add_", "resize_"),
+    memory_that_has_grown: ("resize_", "mul"),
+}
 AT_THE_HOST = [pinned_overwritten, read_before_sync, read_through_numpy, mapped_overwritten]
 FREED = [freed_without_record, freed_before_the_wait]
 
 
-@pytest.mark.parametrize("program", [*BETWEEN_STREAMS, *AT_THE_HOST, *FREED])
+@pytest.mark.parametrize("program", [*BETWEEN_STREAMS, *AT_THE_HOST, *FREED, *OPERATORS])
 def test_a_present_edge_gives_no_finding(scene: Scene, program: Program) -> None:
     program(scene, True)
     assert scene.found == []
@@ -220,6 +246,14 @@ def test_a_missing_edge_between_streams_gives_one_finding(scene: Scene, program:
         assert touch.site is not None and touch.site.function == program.__name__
         assert f"{touch.op} at vgpu/test_hazards.py:{touch.site.line}" in finding.missing
     assert "no wait_stream or event between them" in finding.missing
+
+
+@pytest.mark.parametrize(("program", "ops"), OPERATORS.items())
+def test_an_operator_is_found_at_all_memory_that_it_accesses(
+    scene: Scene, program: Program, ops: tuple[str, str]
+) -> None:
+    program(scene, False)
+    assert ops in [(finding.first.op, finding.second.op) for finding in scene.found if finding.second]
 
 
 def test_a_result_is_named_once_where_its_own_write_is_the_first_access(scene: Scene) -> None:
