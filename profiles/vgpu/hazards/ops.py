@@ -23,6 +23,8 @@ from .shadow import IssuedOp
 
 _HOST = torch.device("cpu")
 _ALONG = frozenset({"index_select", "index_copy_", "index_add_", "index_fill_"})
+# Reads by the host whose results a kernel computes that the host launches after the wait.
+_READ_FIRST = {"nonzero", "masked_select", "repeat_interleave", "bincount", "histc", "multinomial"}
 _COPIES = frozenset({"copy_", "clone", "_to_copy", "is_pinned"})  # their handlers call the checker themselves
 
 
@@ -37,11 +39,7 @@ def checked(checker: HazardChecker, func: torch._ops.OpOverload, handler: Handle
         return handler
     if name in LIKES or name in RESHAPES or is_view(schema):
         return _unlaunched(checker, handler)
-    along = name in _ALONG and schema.overload_name != "out"
-    if along or name in ("index", "index_put_"):
-        return _indexed(checker, name, handler, along=along)
-    waits = name in READS or name == "_local_scalar_dense"
-    return _launched(checker, name, handler, written_arguments(schema), waits=waits)
+    return _launched(checker, schema, handler)
 
 
 def _unlaunched(checker: HazardChecker, handler: Handler) -> Handler:
@@ -58,12 +56,13 @@ def _unlaunched(checker: HazardChecker, handler: Handler) -> Handler:
     return watched
 
 
-def _launched(
-    checker: HazardChecker, name: str, handler: Handler, written: Sequence[tuple[int, str]], *, waits: bool
-) -> Handler:
-    """An op that writes the arguments ``written``, or else its results. ``waits``: the host waits for the op inside the
-    handler, which the op's launch therefore precedes."""
+def _launched(checker: HazardChecker, schema: torch.FunctionSchema, handler: Handler) -> Handler:
+    """An op that writes some of its arguments, or else its results."""
+    name, written = schema.name.split("::")[1], written_arguments(schema)
     positions, names = {k for k, _ in written}, {name for _, name in written}
+    # Whether the host waits for the op inside the handler, which the op's launch therefore precedes.
+    waits = name == "_local_scalar_dense" or (name in READS and name not in _READ_FIRST)
+    selects = name in ("index", "index_put_") or (name in _ALONG and schema.overload_name != "out")
 
     def watched(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         targets = [kwargs[key] if key in kwargs else args[k] for k, key in written]
@@ -76,38 +75,26 @@ def _launched(
         # Accesses that conflict with a read of a target conflict with its write, too.
         read = [arg for k, arg in enumerate(args) if k not in positions]
         read += [arg for name, arg in kwargs.items() if name not in names]
+        writes = [*(targets or (out,))]
+        if selects and (indices := _selected(checker.memory, name, args)) is not None:
+            checker.indexed(launch, args[0], indices, write=bool(targets))
+            read, writes = (read, []) if targets else (read[1:], writes)
+        if name == "native_batch_norm" and args[5]:  # in training it updates the running mean and variance
+            writes += args[3:5]
         _accesses(checker, launch, read, write=False)
-        _accesses(checker, launch, targets or (out,), write=True)
+        _accesses(checker, launch, writes, write=True)
         checker.spent += perf_counter_ns() - begin
         return out
 
     return watched
 
 
-def _indexed(checker: HazardChecker, name: str, handler: Handler, *, along: bool) -> Handler:
-    """The bytes that indices on the device select, of the first dimensions or ``along`` one of them; with masks and
-    host indices, the whole tensor."""
-    puts = name.endswith("_")
-
-    def watched(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if puts:
-            _announce(checker, args[:1])
-        out = handler(args, kwargs)
-        begin = perf_counter_ns()
-        launch, (tensor, indices, *values) = checker.launch(name), args
-        if along:
-            indices = [None] * (args[1] % max(tensor.dim(), 1)) + values[:1]
-        if all(i is None or (checker.memory.on_device(i) and i.dtype not in MASKS) for i in indices):
-            checker.indexed(launch, tensor, indices, write=puts)
-        else:
-            checker.access(launch, tensor, write=puts)
-        _accesses(checker, launch, (indices, *values), write=False)
-        if not puts:
-            _accesses(checker, launch, (out,), write=True)
-        checker.spent += perf_counter_ns() - begin
-        return out
-
-    return watched
+def _selected(memory: DeviceMemory, name: str, args: Sequence[Any]) -> Sequence[Any] | None:
+    """The indices on the device, of the first dimensions or along one of them, that select what is accessed of
+    ``args[0]``; None for masks and host indices, with which the whole tensor counts."""
+    indices = [None] * (args[1] % max(args[0].dim(), 1)) + [args[2]] if name in _ALONG else args[1]
+    selects = all(i is None or (memory.on_device(i) and i.dtype not in MASKS) for i in indices)
+    return indices if selects else None
 
 
 def _kernel(checker: HazardChecker, kernel: Kernel, handler: Handler) -> Handler:

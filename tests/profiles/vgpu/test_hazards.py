@@ -150,6 +150,26 @@ def memory_that_has_grown(scene: Scene, edge: bool) -> torch.Tensor:
         return last * 2
 
 
+def result_after_its_size(scene: Scene, edge: bool) -> torch.Tensor:
+    """The host waits for the number of indices; a kernel that is launched afterwards writes them."""
+    with scene.on(scene.schedule):
+        found = torch.ones(4, device=scene.device).nonzero()
+    if edge:
+        scene.forward.wait_stream(scene.schedule)
+    with scene.on(scene.forward):
+        return found + 1
+
+
+def running_mean(scene: Scene, edge: bool) -> torch.Tensor:
+    with scene.on(scene.schedule):
+        x, mean, variance = torch.ones(3, 8, 8, device=scene.device)[:, :8]
+        torch.nn.functional.batch_norm(x, mean[0], variance[0], training=True)
+    if edge:
+        scene.forward.wait_stream(scene.schedule)
+    with scene.on(scene.forward):
+        return mean[0] * 2
+
+
 # ---- the host ----------------------------------------------------------------------------------------------
 
 
@@ -224,6 +244,8 @@ BETWEEN_STREAMS = [raw, war, waw, overlapping_views, same_rows, index_that_chang
 OPERATORS = {
     memory_that_grows: ("add_", "resize_"),
     memory_that_has_grown: ("resize_", "mul"),
+    result_after_its_size: ("nonzero", "add"),
+    running_mean: ("native_batch_norm", "mul"),
 }
 AT_THE_HOST = [pinned_overwritten, read_before_sync, read_through_numpy, mapped_overwritten]
 FREED = [freed_without_record, freed_before_the_wait]
