@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import wraps
@@ -47,15 +48,17 @@ def cuda_answered(gpu: VirtualGpu, hardware: HardwareProfile) -> Iterator[CudaPr
 
 def _threads(gpu: VirtualGpu) -> Iterator[tuple[Any, str, Any]]:
     """New threads have the opener's context, in which the virtual GPU is open, and its names of devices. One thread at
-    a time enters the virtual GPU, each with a current stream of its own. What the program has set, such as a default
+    a time enters the virtual GPU, each with a current stream of its own. Calls without a line of the program in their
+    thread are those of the line that started the thread, or its task. What the program has set, such as a default
     device, does not apply inside: the values of a device tensor are host tensors."""
     start, context, runtime = threading.Thread.start, copy_context(), gpu.runtime
+    submit = ThreadPoolExecutor.submit
     lock, last = threading.RLock(), threading.get_ident()
     streams = {last: runtime.stream}
 
     @wraps(start)
     def started(thread: threading.Thread) -> None:
-        body = thread.run
+        body = from_here(thread.run)
 
         def run() -> None:
             with CudaDeviceNames(gpu):
@@ -63,6 +66,18 @@ def _threads(gpu: VirtualGpu) -> Iterator[tuple[Any, str, Any]]:
 
         thread.run = run  # type: ignore[method-assign]
         start(thread)
+
+    def submitted(pool: ThreadPoolExecutor, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return submit(pool, from_here(function), *args, **kwargs)
+
+    def from_here(function: Callable[..., Any]) -> Callable[..., Any]:
+        line = here()
+
+        def task(*args: Any, **kwargs: Any) -> Any:
+            runtime.sites.started.line = line
+            return function(*args, **kwargs)
+
+        return task
 
     def one_at_a_time(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
@@ -78,7 +93,9 @@ def _threads(gpu: VirtualGpu) -> Iterator[tuple[Any, str, Any]]:
 
         return entered
 
+    here = one_at_a_time(runtime.sites.here)
     yield threading.Thread, "start", started
+    yield ThreadPoolExecutor, "submit", submitted
     yield from wrapped_entries(one_at_a_time)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import dropwhile, islice
@@ -37,10 +38,11 @@ class Sites:
         self._places: list[tuple[CodeType, int]] = []
         self._sites: list[Site] = []  # of the first places, as far as they were resolved
         self.last = NO_SITE  # the index that ``here`` returned last
+        self.started = threading.local()  # ``line``: the line that started this thread, or its task
 
     def here(self, inner: int = 3) -> int:
-        """The index of the stack's innermost watched line, or NO_SITE. The ``inner`` innermost frames, this one
-        included, are the tool's: none of them is looked at."""
+        """The index of the stack's innermost watched line, or else of the line that started this thread, or NO_SITE.
+        The ``inner`` innermost frames, this one included, are the tool's: none of them is looked at."""
         try:
             frame: Any = sys._getframe(inner)
         except ValueError:  # the call was made by a thread of torch's own
@@ -56,7 +58,7 @@ class Sites:
 
     def _searched(self, frame: FrameType | None) -> int:
         """What ``here`` returns for a stack that it does not know yet, from that frame on."""
-        self.last = next(self._watched_from(frame), NO_SITE)
+        self.last = next(self._watched_from(frame), getattr(self.started, "line", NO_SITE))
         return self.last
 
     def callers(self, site: int) -> tuple[int, ...]:

@@ -167,6 +167,23 @@ def test_threads_that_outlive_the_script_are_counted(tmp_path: Path) -> None:
     assert lines(watch(tmp_path, text).syncs) == {line_of(text, ".item()"): 1}
 
 
+def test_a_wait_in_a_thread_has_the_line_that_started_it(tmp_path: Path) -> None:
+    text = """
+        import asyncio, concurrent.futures, threading, torch
+        x, pool = torch.ones(3, device="cuda"), concurrent.futures.ThreadPoolExecutor(1)
+        async def main():
+            await asyncio.to_thread(torch.cuda.current_stream().synchronize)
+            await asyncio.to_thread(x.sum().item)
+        asyncio.run(main())
+        concurrent.futures.wait([pool.submit(x[0].item)])
+        pool.submit(x[1].item)
+        threading.Thread(target=x.cpu).start()
+    """
+    numbers = [k for k, line in enumerate(dedent(text).splitlines(), 1) if "wait" in line or "x[1]" in line]
+    found = lines(watch(tmp_path, text).syncs)
+    assert found == dict.fromkeys([*numbers, line_of(text, "x.cpu")], 1)
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
