@@ -37,17 +37,11 @@ def conclusion(found: Comparison, *, a: str, b: str) -> str:
     parts = [said, verdict, *(part(found) for part in of_all)]
     if Reason.NOT_ENGAGED in found.reasons:
         counts = _counts(found) if found.engagement.engaged.differing else ""
-        parts = [
-            said,
-            f"{verdict}, {_engagement(found)}",
-            _beside_counts(found),
-            _metrics(found),
-            _tokens(found),
-            counts,
-        ]
+        beside = (part(found) for part in (_beside_counts, _metrics, _tokens))
+        parts = [said, f"{verdict}, {_engagement(found)}", *beside, counts]
     if Reason.OUTPUT_DIFF in found.reasons:  # metrics of different work cannot be compared
         parts = [_hazards(found), _verdict(found), _tokens(found)]
-    return f"{b} against {a} on {_setting(found)}: {'; '.join(filter(None, parts))}."
+    return f"{b} against {a} on {_setting(found)}: {'; '.join(filter(None, (*parts, _watched(found))))}."
 
 
 def cases_conclusion(documents: Mapping[str, dict[str, Any]], *, of: int, interrupted: bool) -> str:
@@ -69,6 +63,11 @@ def _hazards(found: Comparison) -> str:
         return ""
     first, several = found.hazards[0], f"{len(found.hazards)} hazards that A has not, the first: "
     return f"{several if len(found.hazards) > 1 else '1 hazard that A has not: '}{first.resource}: {first.missing}"
+
+
+def _watched(found: Comparison) -> str:
+    unwatched = [any(isinstance(one.hazards, Abstained) for one in side) for side in found.trials.results]
+    return "" if unwatched[0] is unwatched[1] else f"only {'BA'[unwatched[1]]} was watched for hazards"
 
 
 def _added(found: Comparison) -> str:
@@ -126,9 +125,8 @@ def _verdict(found: Comparison) -> str:
 def _contrary(found: Comparison) -> str:
     """Metrics with the other sign, which are too small for a trade-off."""
     other = {"better": "worse", "worse": "better"}.get(found.verdict)
-    names = [
-        name for name in found.headline if name in found.metrics and found.metrics[name].verdict == other
-    ]
+    metrics = found.metrics
+    names = [name for name in found.headline if name in metrics and metrics[name].verdict == other]
     return f", though {titles(names)} {other} by less than {INTEREST:g} %" if names else ""
 
 
@@ -237,10 +235,8 @@ def _between_tokens(comparison: Comparison) -> str:
     judged = comparison.metrics.get("tpot_ms") if "tpot_ms" in comparison.headline else None
     kinds = comparison.engagement.kinds
     same = {kind: kinds[kind] for kind in _DECODING if kind in kinds and kinds[kind].percent < THRESHOLD}
-    steps, differing = (
-        sum(share.steps for share in same.values()),
-        sum(one.differing for one in same.values()),
-    )
+    steps = sum(share.steps for share in same.values())
+    differing = sum(share.differing for share in same.values())
     if judged is None or judged.verdict not in ("better", "worse") or not steps:
         return ""
     which = f"{' and '.join(same)} steps"
@@ -310,7 +306,5 @@ def _fewer_waits(found: Comparison) -> str:
 
 
 def _uncounted(found: Comparison) -> str:
-    kinds = {
-        kind for side in (found.trials.a, found.trials.b) for run in side for kind in run.result.uncounted
-    }
+    kinds = {kind for side in found.trials.results for result in side for kind in result.uncounted}
     return f"; not counted: {', '.join(sorted(kinds))} steps" if kinds else ""

@@ -293,6 +293,8 @@ def test_a_hazard_that_only_b_has_breaks_the_comparison(trials):
     assert not ComparisonAnswer(written(found)).passed  # as loaded from a file
     assert ": 1 hazard that A has not: x2: no wait; no change" in sentence(found)
     assert not judge(trials([100.0] * 5, a=watched(1, 2), b=watched(1))).broken
+    unknown = judge(trials([100.0] * 5, a={"hazards": {"abstained": "not watched"}}, b=watched(1)))
+    assert not unknown.broken and "only B was watched for hazards." in sentence(unknown)
 
 
 def test_one_run_of_a_workload_without_randomness_is_enough(trials):
