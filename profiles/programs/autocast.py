@@ -136,10 +136,8 @@ def registered() -> object:
 
 def autocast_patches() -> Iterator[tuple[Any, str, Any]]:
     """Of ``torch.autocast``: the device ``cuda`` is the virtual GPU, and autocast is enabled for both names."""
-    autocast = torch.autocast
-    make = autocast.__init__
-    enter: Any = autocast.__enter__
-    leave: Any = autocast.__exit__
+    autocast: Any = torch.autocast
+    make, enter, leave = autocast.__init__, autocast.__enter__, autocast.__exit__
     clear: Any = torch.clear_autocast_cache
 
     @wraps(make)

@@ -159,9 +159,7 @@ class HollowBase:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         pass
 
-    @classmethod
-    def __get_pydantic_core_schema__(cls, *_: Any) -> Any:
-        return import_module("pydantic_core.core_schema").any_schema()
+    __get_pydantic_core_schema__ = HollowObject.__get_pydantic_core_schema__
 
 
 class HollowModule(types.ModuleType):

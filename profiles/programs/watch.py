@@ -75,8 +75,7 @@ class ProgramError(RuntimeError):
 class _Windows(list[Window]):
     """A sink that keeps all windows."""
 
-    def feed(self, window: Window) -> None:
-        self.append(window)
+    feed = list[Window].append
 
 
 def watched(request: WatchRequest, ended: Callable[[], object] = lambda: None) -> Result:

@@ -62,10 +62,7 @@ class IndexHandlers:
                 resolved.append(None)
             elif type(index) is DeviceTensor:
                 held = index.held
-                if held.dtype in MASKS:
-                    resolved.extend(self._from_mask(held))
-                else:
-                    resolved.append(held)
+                resolved.extend(self._from_mask(held) if held.dtype in MASKS else [held])
             else:
                 parts = index.nonzero().unbind(1) if index.dtype in MASKS else [index]
                 resolved.extend(self._uploaded(part) for part in parts)

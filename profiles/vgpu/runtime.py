@@ -181,11 +181,8 @@ class Runtime:
     def record(self, stream: StreamQueue) -> EventRecording:
         """Record an event on the stream. During a capture, program order is the only order."""
         if self.capture is None:
-            start = self.now
-            self.now = now = start + self._event_record
-            where, step, _ = self.context
-            row = ("event", "cudaEventRecord", start, now, 0, stream.id, where, step, self.sites.here())
-            self._calls.append(row)
+            start, self.now = self.now, self.now + self._event_record
+            self._call("event", "cudaEventRecord", start, 0, self.sites.here(), stream)
         return self.simulation.record(stream, self.now)
 
     def record_in_graph(self) -> EventRecording:
@@ -197,11 +194,8 @@ class Runtime:
         """Make the stream wait for the recording."""
         if self.capture is not None:
             return
-        start = self.now
-        self.now = now = start + self._event_wait
-        where, step, _ = self.context
-        row = ("event", "cudaStreamWaitEvent", start, now, 0, stream.id, where, step, self.sites.here())
-        self._calls.append(row)
+        start, self.now = self.now, self.now + self._event_wait
+        self._call("event", "cudaStreamWaitEvent", start, 0, self.sites.here(), stream)
         self.simulation.wait_event(stream, recording)
 
     def order_after_current(self, queue: StreamQueue) -> None:

@@ -109,9 +109,7 @@ class Event:
         self._timed, self._external = enable_timing, external
         self._recording: EventRecording | None = None
 
-    @property
-    def device(self) -> torch.device:
-        return device()
+    device = Stream.device
 
     def record(self, stream: Stream | None = None) -> None:
         runtime = CURRENT.get().runtime
