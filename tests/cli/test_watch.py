@@ -54,9 +54,10 @@ def test_programs_have_results_that_are_compared_by_line(
     assert "undeclared" not in said
     assert re.search(r"\nhazards\n.*\n    program.py:4  x \+ 1\n", done.out, re.DOTALL)
 
-    results = (tmp_path / name / "result.json" for name in ("good", "race"))
-    compared = " ".join(run_parent_command("compare", *results).out.split())
+    good, race = (tmp_path / name / "result.json" for name in ("good", "race"))
+    compared = " ".join(run_parent_command("compare", good, race).out.split())
     assert "program default d2h 1 -> 0, program default sync 1 -> 0" in compared
+    assert "same engine" not in run_parent_command("compare", good, good).out.replace("\n", " ")
 
 
 def test_a_failing_program_shows_its_traceback_and_one_sentence(watch: RunCommand, script: Path) -> None:
