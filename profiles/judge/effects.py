@@ -378,8 +378,7 @@ def line_identity(site: SitePart) -> LineIdentity:
 
 
 def new_hazards(a: Results, b: Results) -> tuple[HazardFinding, ...]:
-    """The undeclared hazards of B that A has not, by resource and statements. None are known where a run of A was not
-    watched."""
+    """The undeclared hazards of B that A has not, by resource and statements; none where A was not watched."""
     if any(isinstance(result.hazards, Abstained) for result in a):
         return ()
     before, after = ({_accesses(one): one for result in side for one in _findings(result)} for side in (a, b))

@@ -162,7 +162,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
 def _interrupt_later() -> None:
     again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
     again.daemon = True
-    again.start()
+    _START(again)
 
 
 def _unraisable(what: sys.UnraisableHookArgs) -> None:
@@ -206,6 +206,7 @@ def _reading(
 
 
 _AGAIN_S: Final = 0.005
+_START: Final = threading.Thread.start  # while a program runs, its threads look up their source lines
 _ENDS_S: Final = 2.0
 
 
