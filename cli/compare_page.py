@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from rich.table import Table
 from rich.text import Text
 
-from ..profiles.record.conclusion import listed
+from ..profiles.record.conclusion import listed, numbers
 from ..profiles.record.definitions import IDLE_NAMES
 from .charts import Chart, Point
 from .page import WIDE, Document, Page, framed, ordered_kinds, to_csv
@@ -72,13 +72,14 @@ def as_csv(document: Document) -> str:
         means = [tally and tally["mean"] for tally in (count["a"], count["b"])]
         name = ".".join(count[part] for part in ("kind", "stream", "counter"))
         rows.append([name, "mean/step", "", *means, None, None, None, count["change"]])
-    return to_csv(("metric", *_FIELDS), rows)
+    label = numbers(document["labels"])
+    return to_csv(("metric", *_FIELDS, "label"), ([*row, label] for row in rows))
 
 
 def setting(document: Document) -> str:
     """What kind of numbers these are, and the two sides."""
     label, found = document["labels"], document["comparison"]
-    kind = "emulated" if label["emulated"] else "measured"
+    kind = numbers(label, document["hardware"]["name"])
     a, b = found["baseline"], found["candidate"]
     own = [_own_commit(a), _own_commit(b)]
     both = [f"both {own[0].strip()}"] if own[0] and own[0] == own[1] else []
@@ -88,7 +89,7 @@ def setting(document: Document) -> str:
     ]
     partial = ["cancelled: partial"] if document["run"]["cancelled"] else []
     host = host_time(label, a["engine"], b["engine"])
-    return " · ".join((kind, document["hardware"]["name"], host, *sides, *both, *partial))
+    return " · ".join((kind, *host, *sides, *both, *partial))
 
 
 def _program(side: Document, commit: str) -> str:
@@ -127,8 +128,7 @@ def notes(document: Document, most: int) -> list[str]:
     ]
     others = [_difference(d) for d in differences if not d["key"].startswith(_COMPARED)]
     remarks = [_case(found["case"], found["verdict"])] if found["case"] else []
-    emulated = document["labels"]["emulated"]
-    remarks += _of_captures(found, emulated=emulated) if found["baseline"]["capture"] else []
+    remarks += _of_captures(document) if found["baseline"]["capture"] else []
     remarks += [f"compared: {listed(compared, most, between='; ')}"] if compared else []
     remarks += [f"environments differ: {'; '.join(others)}"] if others else []
     if found["engagement"]["basis"] == "kinds":
@@ -161,15 +161,14 @@ def _without_effect(side: Document) -> set[str]:
     return {*edge.get("answered_by_default", ()), *edge.get("without_effect", ())}
 
 
-def _of_captures(found: Document, *, emulated: bool) -> list[str]:
+def _of_captures(document: Document) -> list[str]:
     """The limits of a comparison of captures, and the notes of each capture. Those of watched programs are emulated and
     repeat exactly."""
-    measured = "counts are exact for what was captured; times include the tool's own, on both sides"
-    remarks = [] if emulated else [measured]
-    if found["pairs"] == 1 and not emulated:
-        remarks.append(
-            "one capture each does not show the noise: for a verdict on times give folders of six or more"
-        )
+    found, remarks = document["comparison"], list[str]()
+    if not document["labels"]["emulated"]:
+        remarks.append("counts are exact for what was captured; times include the tool's own, on both sides")
+        noise = "one capture each does not show the noise: for a verdict on times give folders of six or more"
+        remarks += [noise] * (found["pairs"] == 1)
     gaps = {side: found[name]["capture"]["notes"] for side, name in (("A", "baseline"), ("B", "candidate"))}
     both = [note for note in gaps["A"] if note in gaps["B"]]
     remarks += [f"! {note}" for note in both]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from ..profiles.record.conclusion import metric_value
+from ..profiles.record.conclusion import metric_value, numbers
 from ..profiles.record.definitions import IDLE_NAMES
 from ..profiles.sweeps.conclusion import rung_labels
 from .charts import Chart
@@ -37,11 +37,10 @@ _ON_FORWARD: _Figures = {
 
 def page(ladder: Document, width: int = WIDE, *, few: bool = False) -> Page:  # noqa: ARG001
     """The first screenful has the schedule stream; what the relays do on the forward stream differs little."""
-    lines = setting(ladder).splitlines()
     return Page(
         f"run {ladder['scenario']['expanded']['name']}",
         [
-            Lines([Text(line) for line in lines]),
+            Lines([Text(line) for line in setting(ladder).splitlines()]),
             table(ladder, "the ladder", "schedule", _ON_SCHEDULE),
             *_worth(ladder),
             table(ladder, _FORWARD, "forward", _ON_FORWARD),
@@ -59,20 +58,20 @@ def as_csv(ladder: Document) -> str:
     ]
     metrics = (*_EXPOSED, "forward_idle_us_per_step", "forward_occupancy", "output_throughput")
     rows = []
-    for rung in ladder["rungs"]:
-        result = rung["result"]
+    for _, result in _results(ladder):
         switches = " ".join(f"{name}={value}" for name, value in result["relay"]["switches"].items())
         counts = [_median(result, *place) for place in places]
         values = [metric_value(result, name) for name in metrics]
-        rows.append([result["relay"]["state"], switches, *counts, *values, result["outputs"].get("digest")])
-    return to_csv(["relay", "switches", *map(".".join, places), *metrics, "digest"], rows)
+        last = [result["outputs"].get("digest"), numbers(result["labels"])]
+        rows.append([result["relay"]["state"], switches, *counts, *values, *last])
+    return to_csv(["relay", "switches", *map(".".join, places), *metrics, "digest", "label"], rows)
 
 
 def setting(ladder: Document) -> str:
     scenario, first = ladder["scenario"]["expanded"], ladder["rungs"][0]["result"]
-    kind = "emulated" if first["labels"]["emulated"] else "measured"
+    kind = numbers(first["labels"], first["hardware"]["name"])
     title = f"{scenario['name']}  {scenario.get('about', '')}".rstrip()
-    return f"{title}\n{kind} · {first['hardware']['name']} · {len(first['requests'])} requests each"
+    return f"{title}\n{kind} · {len(first['requests'])} requests each"
 
 
 def table(ladder: Document, title: str, stream: str, figures: _Figures) -> Table:

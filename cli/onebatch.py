@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from ..profiles.record.conclusion import numbers
 from . import arguments
 from .errors import USAGE, UsageError
 from .text import MISSING, number
@@ -95,11 +96,10 @@ def page(document: Document, width: int, *, few: bool = False) -> Page:  # noqa:
 def _setting(document: Document) -> str:
     """What kind of numbers these are."""
     labels, relay = document["labels"], document["relay"]
-    kind = "no run" if labels is None else "emulated" if labels["emulated"] else "measured"
+    kind = "no run" if labels is None else numbers(labels, document["hardware"]["name"])
     name = document["scenario"]["expanded"]["name"]
     faults = [f"fault {fault}" for fault in relay["faults"]]
-    hardware = [] if labels is None else [document["hardware"]["name"]]
-    return " · ".join([name, kind, *hardware, f"relay {relay['state']}", *faults, "decode: the median step"])
+    return " · ".join([name, kind, f"relay {relay['state']}", *faults, "decode: the median step"])
 
 
 def as_csv(document: Document) -> str:
@@ -107,4 +107,6 @@ def as_csv(document: Document) -> str:
     from .page import to_csv
 
     fields = [*_COLUMNS, *_FIGURES, "digest", "refused"]
-    return to_csv(fields, [[point[name] for name in fields] for point in document["points"]])
+    label = document["labels"] and numbers(document["labels"])
+    rows = [[*map(point.get, fields), label] for point in document["points"]]
+    return to_csv([*fields, "label"], rows)

@@ -92,13 +92,13 @@ def run_charts(result: Document) -> Iterator[Chart]:
         yield _ranges(result)
     if rows := [row for row in result.get("worth", {}).get("rows", ()) if row["output_throughput_pct"]]:
         gains = [
-            {"y": _place(row), "x": row["output_throughput_pct"], "series": CHANGES[row["change"]]}
+            {"y": place(row), "x": row["output_throughput_pct"], "series": CHANGES[row["change"]]}
             for row in rows
         ]
         yield Chart("what would it be worth", "bar", "output throughput, %", "", gains[:_LINES])
 
 
-def _place(row: Document) -> str:
+def place(row: Document) -> str:
     return f"{row['site']['file']}:{row['site']['line']}" if row["site"] else f"phase {row['phase']}"
 
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 from rich.table import Table
 from rich.text import Text
 
-from ..profiles.record.conclusion import conclusion, engine_name, listed, timed_passes
+from ..profiles.record.conclusion import conclusion, engine_name, listed, numbers, timed_passes
 from . import result_tables
 from .page import Document, Lines, Page, to_csv
-from .pictures import run_charts
+from .pictures import place, run_charts
 from .source_lines import LINES, hazard_count, worth_tables
 from .text import MISSING, number
 
@@ -115,15 +115,14 @@ def headline(result: Document) -> list[Text]:
 def labels(result: Document) -> str:
     """What kind of numbers these are."""
     label = result["labels"]
-    parts = ["emulated" if label["emulated"] else "measured", result["hardware"]["name"]]
+    parts = [numbers(label, result["hardware"]["name"])]
     if result_tables.is_capture(result):
         parts += _capture_labels(result)
     else:
-        parts += [scheduler(label, result["relay"]), host_time(label, label.get("engine"))]
+        parts += [scheduler(label, result["relay"]), *host_time(label, label.get("engine"))]
     timed = timed_passes(result)
     parts += [f"median of {timed} passes"] if timed > 1 else []
-    parts += ["acceptance of drafts simulated"] if label.get("acceptance") == "simulated" else []
-    parts += ["profiled: not for timing"] if label["profiled"] else []
+    parts += ["not for timing"] if label["profiled"] else []
     parts += [result["idle"]["abstained"]] if result_tables.has_no_times(result) else []
     parts += ["cancelled: partial"] if result["run"]["cancelled"] else []
     parts += ["further runs interrupted"] if result["run"].get("further_cancelled") else []
@@ -138,14 +137,10 @@ def scheduler(label: Document, relay: Document) -> str:
     return f"{name}{f', {loop}' if loop else ''}"
 
 
-def host_time(label: Document, *engines: Document | None) -> str:
-    """The kind of host time. A modelled one is not that of an engine's own Python."""
-    other = (
-        ", not the engine's own (device.host=measured)"
-        if label["host"] == "modelled" and any(engines)
-        else ""
-    )
-    return f"host time {label['host']}{other}"
+def host_time(label: Document, *engines: Document | None) -> list[str]:
+    """A modelled one is not that of an engine's own Python; of a measured one, ``numbers`` says so."""
+    other = ", not the engine's own (device.host=measured)" * any(engines)
+    return [f"host time modelled{other}"] if label["host"] == "modelled" else []
 
 
 def edge(label: Document) -> list[Text]:
@@ -215,7 +210,7 @@ def _csv_rows(document: Document) -> Iterator[Document]:
     run = {
         "scenario": str(name),
         "relay": engine_name(label["engine"]) if label.get("engine") else document["relay"]["state"],
-        "label": "emulated" if label["emulated"] else "measured",
+        "label": numbers(label),
         "host": label["host"],
         "digest": document["outputs"].get("digest", ""),
     }
@@ -256,8 +251,6 @@ def _worth_rows(part: Document) -> Iterator[Document]:
     """One row per figure that a counterfactual run changes: ``worth.PLACE.CHANGE.FIGURE``."""
     units = {"output_throughput_pct": "%", "ttft_ms": "ms", "tpot_ms": "ms", "idle_us_per_step": "us"}
     for row in part.get("worth", {}).get("rows", ()):
-        site = row["site"]
-        place = f"{site['file']}:{site['line']}" if site else f"phase {row['phase']}"
         for figure, unit in units.items():
-            name = f"worth.{place}.{row['change']}.{figure}"
+            name = f"worth.{place(row)}.{row['change']}.{figure}"
             yield {"metric": name, "unit": unit, "value": row[figure], "abstained": row["abstained"]}

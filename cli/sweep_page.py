@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
+from ..profiles.record.conclusion import numbers
 from ..profiles.sweeps.conclusion import SEEDS, beyond
 from ..scenarios.overrides import as_numbers
 from .charts import Chart, ChartKind, Point
@@ -33,22 +34,21 @@ def page(document: Document, width: int = WIDE, *, few: bool = False) -> Page:  
 def as_csv(document: Document) -> str:
     """One row per cell."""
     sides = ["a", "b"] if _compares(document) else ["value"]
+    label = document["labels"] and numbers(document["labels"])
     rows = []
     for cell in document["cells"]:
         values = cell["values"] or [None] * len(sides)
-        rows.append([*cell["at"], *values, cell["delta_pct"], *map(cell.get, _TEXTS)])
-    return to_csv([*_keys(document), *sides, "delta_pct", *_TEXTS], rows)
+        rows.append([*cell["at"], *values, cell["delta_pct"], *map(cell.get, _TEXTS), label])
+    return to_csv([*_keys(document), *sides, "delta_pct", *_TEXTS, "label"], rows)
 
 
 def setting(document: Document) -> str:
     """What kind of numbers these are."""
     labels = document["labels"]
-    parts = ["no run"] if labels is None else ["emulated" if labels["emulated"] else "measured"]
-    parts += (
-        []
-        if labels is None
-        else [*document.get("hardware", ()), host_time(labels, labels.get("engine")), SEEDS]
-    )
+    parts = ["no run"]
+    if labels is not None:
+        kind = numbers(labels, " and ".join(document.get("hardware", ())))
+        parts = [kind, *host_time(labels, labels.get("engine")), SEEDS]
     parts.append("Δ %" if _compares(document) else document["sweep"]["unit"] or "no unit")
     if document["sweep"]["direction"]:
         parts.append(f"{document['sweep']['direction']} is better")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any, Final
 
-from ..record.conclusion import attributed, listed
+from ..record.conclusion import attributed, listed, numbers
 from ..record.result import STREAM_WAIT, Abstained
 from .compare import INTEREST, Comparison, same_times, shows_change
 from .effects import ADDABLE
@@ -99,9 +99,9 @@ def _setting(found: Comparison) -> str:
         "blocks": f"{n} pairs, {n // 2} seed{'s' * (n != 2)}",
         "stored": f"{n} and {len(found.trials.b)} stored runs, drift between them counts",
     }
-    kind = "emulated" if result.labels.emulated else "measured"
+    kind = numbers(result.labels.model_dump(), result.hardware.name)
     name = result.scenario.expanded.get("name", "a scenario")
-    return f"{name} ({kind} {result.hardware.name}, {runs[found.trials.design]})"
+    return f"{name} ({kind}, {runs[found.trials.design]})"
 
 
 def _verdict(found: Comparison) -> str:

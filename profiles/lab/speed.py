@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from ..platform.hardware import HardwareError
 from ..platform.hardware import load as hardware_profile
+from ..record.conclusion import numbers
 from ..record.files import write_whole
-from ..record.result import Metric, Result, read
+from ..record.result import Result, read
 
 Document = dict[str, Any]
 
@@ -26,10 +27,7 @@ LIMITED: Final = ("llama-3-8b", 64)  # the model and max_running_requests that t
 
 def _value(result: Result, name: str, quantile: str = "") -> float | None:
     """The value of a metric with a single one, the mean of a distribution, or one of its quantiles."""
-    metric = result.metrics.get(name)
-    if not isinstance(metric, Metric):
-        return None
-    found = getattr(metric, quantile) if quantile else metric.value
+    found = getattr(result.metrics.get(name), quantile or "value", None)
     return found if isinstance(found, (int, float)) else None
 
 
@@ -88,10 +86,10 @@ def figures(result: Result) -> Iterator[Document]:
 
 def run_document(name: str, result: Result) -> Document:
     """Plain dicts and lists."""
-    how = "emulated" if result.labels.emulated else "measured"
+    how = numbers(result.labels.model_dump(), f"on {result.hardware.name}")
     return {
         "name": name,
-        "evidence": f"{how} on {result.hardware.name}{', cancelled: partial' if result.run.cancelled else ''}",
+        "evidence": f"{how}{', cancelled: partial' if result.run.cancelled else ''}",
         "relay": result.relay.state,
         "roofline": _origin(result),
         "figures": list(figures(result)),

@@ -44,9 +44,21 @@ def conclusion(result: Document) -> str:
     if unfinished := _none_finished(result):
         return f"{unfinished}."
     found = (*_hazards(result, "undeclared hazard"), *_failed(result))
-    parts = (*_throughput(result), *_idle(result))
+    parts = [*_throughput(result), *_idle(result)]
+    if parts:
+        parts[0] += f" ({numbers(label, result['hardware']['name'])})"
     line = _costliest(result) if "worth" in result else _most_exposed(result)
     return f"{'; '.join((*found, *(parts or _without_times(result)), *line))}."
+
+
+def numbers(label: Document, hardware: str = "") -> str:
+    """What kind of times these are: profiled are those that were measured beside a tool that takes time itself. Then
+    which part of emulated ones is measured, and whether tokens are accepted at random."""
+    kind = "profiled" if label.get("profiled") else "emulated" if label["emulated"] else "measured"
+    said = [f"{kind} {hardware}".rstrip()]
+    said += [f"host time {label['host']}"] if kind == "emulated" and label["host"] != "modelled" else []
+    acceptance = label.get("acceptance") or ""
+    return ", ".join(said + [f"acceptance of drafts {acceptance}"] * ("simulated" in acceptance))
 
 
 def listed(names: Sequence[str], most: int, *, between: str = ", ") -> str:
@@ -101,8 +113,9 @@ def _waited(result: Document) -> str:
     total, worst = sum(row["host_us"] for row in rows), max(rows, key=lambda row: row["host_us"])
     calls = sum(row["count"] for row in rows)
     line = _place(worst["site"]) if worst["site"] else "an unknown line"
+    said = numbers(result["labels"], result["hardware"]["name"])
     return (
-        f"the host waited {_number(total)} µs for the device, in {calls:,} call{'s' * (calls != 1)}; "
+        f"the host waited {_number(total)} µs for the device ({said}), in {calls:,} call{'s' * (calls != 1)}; "
         f"{_share(worst['host_us'] / total)} at {line}"
     )
 

@@ -25,6 +25,7 @@ from ...sched.memory.allocation import release_kv_cache
 from ...sched.request import Request
 from ..platform.machine import Machine
 from ..platform.resolve import Resolved
+from ..record.conclusion import numbers
 from ..record.environment import environment, tool
 from ..record.result import digest
 from .crash import broken_on_purpose, exits_are_crashes
@@ -225,7 +226,7 @@ def document(
             "policies": relay.policies(overlap=False),
             "faults": [fault.name for fault in relay.faults],
         },
-        "conclusion": conclusion(points),
+        "conclusion": conclusion(points, content),
         **content,
         "points": points,
     }
@@ -244,8 +245,8 @@ _FIGURES: Final[Mapping[str, Callable[[BatchTimes], object]]] = {
 }
 
 
-def conclusion(points: Sequence[Document]) -> str:
-    """Return the latencies of the smallest and of the largest batch that ran."""
+def conclusion(points: Sequence[Document], machine: Document) -> str:
+    """Return the latencies of the smallest and of the largest batch that ran. ``machine``: its labels and hardware."""
     ran = sorted(
         (p for p in points if not p["refused"]), key=lambda p: (p["batch"] * p["prompt"], p["batch"])
     )
@@ -255,4 +256,4 @@ def conclusion(points: Sequence[Document]) -> str:
         decode = "" if point["decode_ms"] is None else f", a decode {point['decode_ms']:.3g} ms"
         size = f"{point['batch']} x {point['prompt']} prompt tokens"
         said.append(f"a prefill takes {point['prefill_ms']:.3g} ms{decode} for {size}")
-    return f"{'; '.join(said)}." if said else ""
+    return f"{'; '.join(said)} ({numbers(machine['labels'], machine['hardware']['name'])})." if said else ""

@@ -158,13 +158,16 @@ def document(plan: SweepPlan, found: Sequence[Cell], drawn: DrawnCrossings, *, r
     first = next((cell for cell in found if cell.values), None)
     reading = first.values[0] if first else None
     ran = [labels for cell in found for labels in cell.labels]
-    hosts = " and ".join(sorted({labels.host for labels in ran}))
+    kinds = {
+        key: " and ".join(sorted({getattr(one, key) for one in ran} - {None}))
+        for key in ("host", "acceptance")
+    }
     content = {
         "schema_version": SCHEMA_VERSION,
         "tool": tool().model_dump(mode="json"),
         "run": run,
         "environment": environment(),
-        "labels": ran[0].model_dump(mode="json") | {"host": hosts} if ran else None,
+        "labels": ran[0].model_dump(mode="json") | kinds if ran else None,
         "hardware": sorted({name for cell in found for name in cell.hardware}),
         "scenario": {"name": plan.scenario, "overrides": list(plan.overrides)},
         "sweep": {

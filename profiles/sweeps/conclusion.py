@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from ..record.conclusion import attributed, listed, metric_value
+from ..record.conclusion import attributed, listed, metric_value, numbers
 
 Document = dict[str, Any]
 
@@ -22,11 +22,13 @@ def sweep_conclusion(document: Document) -> str:
     sign changes; of a sweep without sides, the extreme values of the metric; and over how many seeds that is."""
     sweep = document["sweep"]
     cells = [cell for cell in document["cells"] if cell["values"]]
+    labels, names = document["labels"], " and ".join(document["hardware"])
+    said = f"{numbers(labels, names)}, {SEEDS}" if labels else SEEDS
     partial = f"; partial: {len(cells)} cell{'s' * (len(cells) != 1)}" if document["run"]["cancelled"] else ""
     found = "no cell of the sweep has a value"
     if cells:
         found = _effects(document) if len(sweep["sides"]) == 2 else _extremes(document, cells)
-    return f"{sweep['metric']} of {document['scenario']['name']} ({SEEDS}{partial}): {found}."
+    return f"{sweep['metric']} of {document['scenario']['name']} ({said}{partial}): {found}."
 
 
 def _effects(document: Document) -> str:
@@ -115,7 +117,8 @@ def ladder_conclusion(ladder: Document) -> str:
         return f"{len(values)} relay{'s' * (len(values) != 1)}, no times to compare; {tokens}."
     (first, a), (last, b) = timed[0], timed[-1]
     ends = f"{labels[last]} gives {100 * (b / a - 1):+.2f} % output throughput against {labels[first]}"
-    parts = [f"{ends} ({a:,.4g} to {b:,.4g} tokens/s)"]
+    kind = numbers(rungs[0]["result"]["labels"], rungs[0]["result"]["hardware"]["name"])
+    parts = [f"{ends} ({a:,.4g} to {b:,.4g} tokens/s, {kind})"]
     relays = [rung["result"]["relay"] for rung in rungs]
     steps = [
         (n, 100 * (y / x - 1))

@@ -53,7 +53,7 @@ def printed(
 
 def test_table_fits_a_page(printed: Printed) -> None:
     lines = printed("table").splitlines()
-    assert "output tokens/s; GPU idle " in lines[0]
+    assert "output tokens/s (emulated h200); GPU idle " in lines[0]
     assert any(line.startswith("mixed  Chunked prefill mixed with running decodes") for line in lines[1:4])
     assert "4 requests: 4 finished" in lines
     assert len(lines) <= 50

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from typing import Any
 
@@ -26,15 +27,35 @@ def document() -> dict[str, Any]:
 
 def test_the_conclusion_has_throughput_idle_time_its_cause_and_a_line(document: dict[str, Any]) -> None:
     assert conclusion(document) == (
-        "18,235 output tokens/s; GPU idle 2.7 % of a step (94.1 µs) between forwards, half of it exposed host work; "
-        "most exposed wait: sched/relay/lengths.py:41, 0.5 blocking downloads per decode step."
+        "18,235 output tokens/s (emulated h200); GPU idle 2.7 % of a step (94.1 µs) between forwards, half of it "
+        "exposed host work; most exposed wait: sched/relay/lengths.py:41, 0.5 blocking downloads per decode step."
     )
+
+
+@pytest.mark.parametrize(
+    ("label", "said"),
+    [
+        ({"host": "measured"}, "emulated h200, host time measured"),
+        ({"acceptance": "simulated"}, "emulated h200, acceptance of drafts simulated"),
+        ({"emulated": False, "host": "measured"}, "measured h200"),
+        ({"emulated": False, "host": "measured", "profiled": True}, "profiled h200"),
+    ],
+)
+def test_the_first_sentence_says_what_kind_of_numbers_it_has(
+    document: dict[str, Any], label: dict[str, Any], said: str
+) -> None:
+    document["labels"] |= label
+    assert conclusion(document).startswith(f"18,235 output tokens/s ({said}); ")
+    document["metrics"]["output_throughput"] = {"abstained": "none were finished"}
+    assert conclusion(document).startswith("GPU idle ") and f"({said}); most" in conclusion(document)
+    rows = csv.DictReader(csv_of([document]).splitlines())
+    assert {row["label"] for row in rows} == {said.replace(" h200", "")}
 
 
 def test_of_several_passes_the_median_is_shown(document: dict[str, Any]) -> None:
     for name in ("output_throughput", "ttft_ms"):
         document["metrics"][name]["values"] = [2000.0, 4000.0, 30000.0, 5000.0]
-    assert conclusion(document).startswith("4,500 output tokens/s; ")
+    assert conclusion(document).startswith("4,500 output tokens/s (emulated h200); ")
     rows = markdown(page(document, 120)).splitlines()
     assert any(row.startswith("| output throughput | tokens/s | 4,500 | median of 4 |") for row in rows)
     [ttft] = [row for row in rows if row.startswith("| TTFT |")]
@@ -89,7 +110,7 @@ def test_a_run_that_broke_off_says_why_and_has_all_tables(document: dict[str, An
 def test_the_conclusion_says_how_many_requests_failed(document: dict[str, Any]) -> None:
     document["requests"].append({"id": "r1", "status": "failed", "reason": "no KV came"})
     assert conclusion(document).startswith(
-        "1 of 3 requests failed, the first: no KV came; 18,235 output tokens/s; "
+        "1 of 3 requests failed, the first: no KV came; 18,235 output tokens/s (emulated h200); "
     )
 
 
@@ -150,4 +171,4 @@ def test_run_prints_the_conclusion_and_json_includes_it(run_command: RunCommand)
 def test_embeddings_are_not_counted_as_output_tokens(document: dict[str, Any]) -> None:
     document["scenario"]["expanded"]["engine"] = {"embedding": True}
     each = document["metrics"]["request_throughput"]["values"][0]
-    assert conclusion(document).startswith(f"{each:.3g} embeddings/s; ")
+    assert conclusion(document).startswith(f"{each:.3g} embeddings/s (emulated h200); ")

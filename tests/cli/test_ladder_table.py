@@ -29,7 +29,7 @@ def rung(state: str, digest: str = "ab" * 32, **switches: str) -> dict[str, Any]
         "changes": {},
         "result": {
             "run": {"cancelled": False},
-            "labels": {"emulated": True},
+            "labels": {"emulated": True, "host": "measured"},
             "hardware": {"name": "h200"},
             "requests": [{}, {}],
             "relay": {"state": state, "switches": {"barrier": "off", **switches}},
@@ -66,7 +66,7 @@ def test_a_row_has_counts_by_stream_and_their_effect(ladder: dict[str, Any]) -> 
     assert first.split()[2:] == ["1/0/0/4.50", "4.50", "12.0", "–"]
     assert forward.split()[2:] == ["0/0/0/0", "50.0", "ababab"]
     assert text.startswith("what the ladder shows\n")
-    assert "emulated · h200 · 2 requests each" in text
+    assert "emulated h200, host time measured · 2 requests each" in text
 
 
 def test_the_shipped_ladder_fits_80_columns(ladder: dict[str, Any]) -> None:
@@ -90,8 +90,8 @@ def test_the_conclusion_compares_the_ends_and_names_the_largest_change(ladder: d
     for one, value in zip(ladder["rungs"], (100.0, 104.0, 103.0), strict=True):
         one["result"]["metrics"]["output_throughput"] = {"values": [value]}
     assert ladder_conclusion(ladder) == (
-        "second, off flatten=numpy gives +3.00 % output throughput against first, off (100 to 103 tokens/s); "
-        "largest change from one to the next: second, off flatten=list +4.00 %; "
+        "second, off flatten=numpy gives +3.00 % output throughput against first, off (100 to 103 tokens/s, "
+        "emulated h200, host time measured); largest change from one to the next: second, off flatten=list +4.00 %; "
         "every relay gives the tokens it promises."
     )
     ladder["rungs"][1]["result"]["run"]["cancelled"] = True

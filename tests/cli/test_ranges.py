@@ -49,6 +49,10 @@ def test_interrupted_draws_leave_the_run_whole(
     monkeypatch.setattr("schedbench.profiles.judge.local.ranges", interrupted)
     done = run_command("run", "mixed", *TINY, "--ranges", "--output-dir", tmp_path)
     said = " ".join(done.out.split())
-    assert done.code == 130 and "output tokens/s; " in said and "further runs interrupted" in said
+    assert (
+        done.code == 130
+        and "output tokens/s (emulated h200); " in said
+        and "further runs interrupted" in said
+    )
     run = json.loads((tmp_path / "result.json").read_text())["run"]
     assert (run["cancelled"], run["further_cancelled"]) == (False, True)

@@ -42,7 +42,7 @@ def test_the_page_of_a_capture_names_its_kind_and_gaps(capture):
     assert done.exit_code == 0
     for text in (
         "capture of Nsight Systems",
-        "Nsight Systems (schema 3.7.2) · CUDA graphs: kernel by kernel · profiled: not for timing",
+        "Nsight Systems (schema 3.7.2) · CUDA graphs: kernel by kernel · not for timing",
         "4 steps, ranges as in the map sglang",
         "! no event records",
         "h2d pageable blocking",

@@ -63,7 +63,8 @@ def synthetic(rows: dict[str, tuple[float, ...]], **sweep: Any) -> dict[str, Any
     ]
     return {
         "run": {"command": "schedbench sweep", "cancelled": False},
-        "labels": {"emulated": True, "host": "modelled"},
+        "labels": {"emulated": True, "host": "modelled", "acceptance": "measured and simulated"},
+        "hardware": ["h100", "h200"],
         "scenario": {"name": "made up"},
         "sweep": {
             "metric": "output_throughput",
@@ -88,7 +89,7 @@ def test_two_axes_form_a_table(document: dict[str, Any]) -> None:
     lines = page(document)
     assert lines[0] == document["conclusion"]
     assert (
-        lines[1] == "emulated · h200 · host time modelled · 1 workload seed per cell · Δ % · higher is better"
+        lines[1] == "emulated h200 · host time modelled · 1 workload seed per cell · Δ % · higher is better"
     )
     assert lines[3].split() == ["model.preset", "/", "workload.arrival.concurrency", "1", "2", "break-even"]
     assert [line.split()[0] for line in lines[5:]] == ["tiny-llama", "llama-3-8b"]
@@ -140,15 +141,18 @@ def test_refusals_are_footnotes() -> None:
 
 def test_an_axis_of_overlap_has_one_side() -> None:
     done = swept("--over", "overlap=true,false")
-    assert done.stdout.startswith("output_throughput of overlap_on (1 workload seed per cell): ")
+    assert done.stdout.startswith(
+        "output_throughput of overlap_on (emulated h200, 1 workload seed per cell): "
+    )
     assert "modelled · 1 workload seed per cell · tokens/s · higher is better" in done.stdout
     assert "break-even" not in done.stdout
 
 
 def test_sides_and_metric_can_be_named() -> None:
     done = swept("--over", "concurrency=2", "--a", "relay=pr25945", "--b", "relay=latest", "--metric", "tpot")
-    assert done.stdout.startswith(
-        "tpot_ms of overlap_on (1 workload seed per cell): relay=latest against relay=pr25945 in 1 cell: 1 no change"
+    assert " ".join(done.stdout.split()).startswith(
+        "tpot_ms of overlap_on (emulated h200, 1 workload seed per cell): "
+        "relay=latest against relay=pr25945 in 1 cell: 1 no change"
     )
     assert "lower is better" in done.stdout
 
@@ -160,7 +164,9 @@ def test_the_conclusion_has_the_extremes_and_where_the_sign_changes() -> None:
         {"key": "load", "at": at, "between": ["2", "4"], "beyond": "better", "drawn": FLIPS}
     ]
     assert sweep_conclusion(content) == (
-        "output_throughput of made up (1 workload seed per cell): on against off in 6 cells: 4 better, 2 worse, "
+        "output_throughput of made up (emulated h100 and h200, acceptance of drafts measured and simulated, "
+        "1 workload seed per cell): "
+        "on against off in 6 cells: 4 better, 2 worse, "
         "-3.00 % at load=1 model=small to +4.00 % at load=4 model=large; model=small better beyond load 2 … 4, "
         "1 of 1 inconclusive: CONSTANTS."
     )
