@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 
+from ..judge.effects import value_of
 from ..platform.pool import MapFunction
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options
@@ -16,7 +17,7 @@ from ..vgpu.adversary.executor import POISONED
 from ..vgpu.adversary.order import COMMON_STRATEGIES, FAVOURED, STRATEGIES, described
 from .report import Check, Evidence, skipped, verdict
 from .runs import attempt
-from .tokens import differences, value_of
+from .tokens import differences
 
 NAME = "adversary"
 

@@ -24,7 +24,7 @@ from ..run.runner import GatedSink
 from . import tokens
 from .examine import Examiner, hazards
 from .faults import FaultScenario, fault_scenarios
-from .report import SHOWN, Check, Document, Evidence, Report, concluded, failed, skipped, verdict
+from .report import Check, Document, Evidence, Report, concluded, failed, skipped, verdict
 
 _references: dict[str, Result | Crash] = {}  # of all questions that this process examines
 
@@ -134,6 +134,6 @@ def _differences(times: BatchTimes, reference: Result | Crash) -> Iterator[Evide
     if isinstance(reference, Crash):
         yield Evidence(f"the reference crashed: {reference}")
         return
-    apart = [row.id for row in reference.requests if list(row.token_ids or ()) != list(times.outputs[row.id])]
-    for request in apart[:SHOWN]:
-        yield Evidence(f"request {request} got other tokens than the scheduler gives it")
+    for row in reference.requests:
+        if list(row.token_ids or ()) != list(times.outputs[row.id]):
+            yield Evidence(f"request {row.id} got other tokens than the scheduler gives it")

@@ -11,14 +11,15 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from ...sched.relay.choice import choose
+from ..judge.effects import value_of
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options
 from ..run.crash import Crash
 from .draft_invariants import DraftStart
 from .invariants import Invariants
-from .report import Check, Evidence, first_of, skipped, verdict
+from .report import Check, Evidence, skipped, verdict
 from .runs import attempt, with_section
-from .tokens import promised, value_of
+from .tokens import promised
 
 NAME = "drafts"
 
@@ -48,7 +49,8 @@ def check_drafts(resolved: Resolved, reference: Callable[[], DraftStarts | Crash
     both = expected.starts.keys() & found.starts.keys()
     if not both:
         return skipped(NAME, "every request was retracted, or did not finish")
-    evidence = list(_differences(found, expected, sorted(both)))
+    apart = (text for name in sorted(both) for text in islice(_differences(name, found, expected), 1))
+    evidence = list(map(Evidence, apart))
     if evidence and found.accept_length != expected.accept_length:
         lengths = f"{found.accept_length:.3f} tokens accepted per verify, {expected.accept_length:.3f} there"
         evidence.append(Evidence(lengths))
@@ -68,12 +70,7 @@ def _why_not(resolved: Resolved) -> str:
     return ""
 
 
-def _differences(found: DraftStarts, expected: DraftStarts, names: Sequence[str]) -> Iterator[Evidence]:
-    apart = [text for name in names for text in islice(_request_differences(name, found, expected), 1)]
-    yield from first_of(apart, "draft from something else")
-
-
-def _request_differences(name: str, found: DraftStarts, expected: DraftStarts) -> Iterator[str]:
+def _differences(name: str, found: DraftStarts, expected: DraftStarts) -> Iterator[str]:
     """Differences of a request's drafts. Verifies that were launched before its end was known are not compared."""
     own, meant = found.starts[name], expected.starts[name]
     for number, (start, other) in enumerate(zip(own, meant, strict=False)):

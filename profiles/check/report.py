@@ -97,13 +97,6 @@ def verdict(name: str, evidence: Sequence[Evidence], *, about: str) -> Check:
     return Check(name, "passed", about)
 
 
-def first_of(found: Sequence[str], more: str) -> Iterator[Evidence]:
-    """What was found of the first few requests; ``more`` says what the others do."""
-    yield from map(Evidence, found[:SHOWN])
-    if len(found) > SHOWN:
-        yield Evidence(f"{len(found) - SHOWN} more requests {more}")
-
-
 def failed(checks: Iterable[Check]) -> tuple[Check, ...]:
     return tuple(check for check in checks if check.verdict == "failed")
 
@@ -115,7 +108,6 @@ def skipped(name: str, why: str) -> Check:
 # History: 1.0 the first; 1.1 has a conclusion; 1.2 groups hazards between the same streams; 1.3 has what is known;
 # 1.4 has interrupted checks; 1.5 has the callers of a hazard's line.
 SCHEMA_VERSION: Final = "1.5"
-SHOWN: Final = 3  # requests of those that differ
 
 Document = dict[str, Any]
 

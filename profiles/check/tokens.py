@@ -11,12 +11,13 @@ from ...scenarios.schema import EngineSection, RelaySection
 from ...scenarios.workload import penalised
 from ...sched.loop.event_loops import ABORTED
 from ...sched.relay.choice import choose
+from ..judge.effects import value_of
 from ..judge.likeness import other_ends, token_differences, value_differences
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options
-from ..record.result import Abstained, Metric, RequestRow, Result
+from ..record.result import Abstained, RequestRow, Result
 from ..run.crash import Crash
-from .report import Check, Evidence, first_of, skipped, verdict
+from .report import Check, Evidence, skipped, verdict
 from .runs import attempt
 
 NAME = "tokens"
@@ -73,11 +74,6 @@ def reference(question: Resolved) -> Result | Crash:
     return attempt(question.with_relay(choose("latest", {})), options)
 
 
-def value_of(result: Result, name: str) -> float | None:
-    metric = result.metrics.get(name)
-    return metric.value if isinstance(metric, Metric) else None
-
-
 def promised(resolved: Resolved, *, retracted: bool = False) -> bool:
     """Whether this relay gives the same tokens as every other loop and mode; ``retracted``: some request was."""
     exact = resolved.relay.switches["penalties"] == "exact"
@@ -86,13 +82,16 @@ def promised(resolved: Resolved, *, retracted: bool = False) -> bool:
 
 
 def differences(found: Result, expected: Result) -> Iterator[Evidence]:
-    """The first few requests with other tokens or another end."""
-    yield from first_of(list(other_ends(found, expected)), "ended otherwise")
-    entries = [*token_differences(found, expected)]
-    apart = [_difference(*entry) for entry in entries if not _aborted_later(entry, found, expected)]
-    yield from first_of(apart, "differ")
+    """One for each request with another end or other tokens; where tokens are the same, for each with other log
+    probabilities."""
+    entries, says = [*token_differences(found, expected)], dict(other_ends(found, expected))
+    for entry in entries:
+        if not _aborted_later(entry, found, expected):
+            end = says.get(entry[0])
+            says[entry[0]] = f"{end}; {_difference(*entry)}" if end else _difference(*entry)
+    yield from map(Evidence, says.values())
     if not entries:
-        yield from first_of(list(value_differences(found, expected)), "have other log probabilities")
+        yield from map(Evidence, value_differences(found, expected))
 
 
 def _difference(request: str, position: int, token: int | None, meant: int | None) -> str:

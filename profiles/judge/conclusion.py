@@ -178,7 +178,7 @@ def firmness_text(judged: Judgement) -> str:
 def _tokens(found: Comparison) -> str:
     """Whether tokens and ends are the same, and which requests were not served."""
     pairs = zip(*found.trials.results, strict=False)
-    ends = [text for a, b in pairs if a.scenario.seed == b.scenario.seed for text in other_ends(b, a)]
+    ends = [text for a, b in pairs if a.scenario.seed == b.scenario.seed for _, text in other_ends(b, a)]
     ended = listed(ends, 1)
     said = [f"tokens equal, but {ended}" if ended else "tokens equal"]
     if found.trials.divergence is not None:

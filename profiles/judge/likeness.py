@@ -271,14 +271,15 @@ def token_differences(a: Result, b: Result) -> Iterator[tuple[str, int, int | No
                 break
 
 
-def other_ends(found: Result, expected: Result) -> Iterator[str]:
-    """The requests that ended otherwise. Numbers in reasons are not compared: an engine may write times there."""
+def other_ends(found: Result, expected: Result) -> Iterator[tuple[str, str]]:
+    """The requests that ended otherwise, and in words how. Numbers in reasons are not compared: an engine may write
+    times there."""
     ends = {row.id: row for row in expected.requests}
     for row in found.requests:
         end = ends.get(row.id, row)
         if (end.status, _NUMBERS.sub("", end.reason)) != (row.status, _NUMBERS.sub("", row.reason)):
             here, there = (f"{one.status} ({in_brief(one.reason)})" for one in (row, end))
-            yield f"request {row.id} ended {here} instead of {there}"
+            yield row.id, f"request {row.id} ended {here} instead of {there}"
 
 
 def in_brief(reason: str) -> str:

@@ -33,11 +33,15 @@ def test_the_check_of_the_run_counts_one_request() -> None:
     assert run_ended(ending("finished", "")).about == "1 request ended"
 
 
-def test_requests_that_ended_otherwise_are_counted() -> None:
+def test_a_finding_is_a_request_whatever_differs() -> None:
     sides = [[ending(status, "").requests[0] for _ in range(5)] for status in ("failed", "refused")]
     rows = [[row.model_copy(update={"id": f"r{at}"}) for at, row in enumerate(side)] for side in sides]
+    rows[0][0] = rows[0][0].model_copy(update={"token_ids": (9,)})
+    rows[1][0] = rows[1][0].model_copy(update={"token_ids": (7,)})
     found, expected = (SAMPLE.model_copy(update={"requests": tuple(side)}) for side in rows)
-    assert [one.says for one in differences(found, expected)][3:] == ["2 more requests ended otherwise"]
+    ends = [f"request r{at} ended failed () instead of refused ()" for at in range(5)]
+    ends[0] += "; request r0, output token 0: 9 instead of 7"
+    assert [one.says for one in differences(found, expected)] == ends
 
 
 def test_an_engine_is_not_asked_for_ends_that_no_request_had() -> None:
