@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, get_args
 
+from rich.errors import NotRenderableError
+
 from . import check_page, compare_page, ladder_page, onebatch, result_page, result_tables, sweep_page
 from .arguments import Format
 from .errors import UsageError
@@ -336,18 +338,15 @@ def stored(path: Path, reader: Reader) -> Answer:
     document = None
     with suppress(OSError, CaptureFileError):  # which the reader reports
         document = read_json(path) if path.suffix == ".json" and path.is_file() else None
-    kind = next((_KINDS[key] for key in _KINDS if isinstance(document, dict) and key in document), None)
-    answer: Answer
-    if isinstance(document, dict) and kind is not None:
-        answer, version = kind(document), str(document.get("schema_version", SCHEMA_VERSION))
-    else:
-        answer, version = RunAnswer(reader.read(path)), SCHEMA_VERSION
+    known = document if isinstance(document, dict) else {}
+    kind = next((_KINDS[key] for key in _KINDS if key in known), None)
+    answer = RunAnswer(reader.read(path)) if kind is None else kind(known)
+    version = str(known.get("schema_version", SCHEMA_VERSION))
     try:
-        if not version.startswith("1."):
+        if not (version.startswith("1.") and isinstance(answer.document["conclusion"], str)):
             raise ValueError
-        answer.page()
-        _ = answer.is_good
-    except (LookupError, TypeError, ValueError, AttributeError):
+        _ = answer.page(), answer.page(few=True), answer.to_csv(), answer.is_good
+    except (LookupError, TypeError, ValueError, AttributeError, NotRenderableError):
         raise ResultError(
             f"{path}: its schema_version, {version}, is not understood, or it is not whole"
         ) from None

@@ -120,9 +120,8 @@ def _error(pair: Pair, name: str) -> Document:
 def _value(result: Result, name: str) -> float | None:
     """The median of a distribution, the value of what is a single one."""
     metric = result.metrics.get(name)
-    if not isinstance(metric, Metric):
-        return None
-    return metric.p50 if isinstance(metric.p50, (int, float)) else metric.value
+    p50 = getattr(metric, "p50", None)
+    return p50 if isinstance(p50, (int, float)) else getattr(metric, "value", None)
 
 
 def _changes(before: Pair, after: Pair) -> Iterator[Document]:

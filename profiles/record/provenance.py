@@ -104,7 +104,7 @@ class InputPart(ResultModel):
 class ScenarioPart(ResultModel):
     """``sha256`` is that of ``expanded``, which has the names of files; ``inputs`` has their contents."""
 
-    expanded: dict[str, JsonValue]
+    expanded: dict[str, JsonValue] = Field(min_length=1)
     sha256: str
     inputs: tuple[InputPart, ...] = omitted(())
 

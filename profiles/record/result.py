@@ -21,7 +21,7 @@ from pydantic_core import from_json
 from ...scenarios.fields import Achieved
 from ...scenarios.problems import dotted, show
 from .conclusion import conclusion
-from .definitions import Direction
+from .definitions import DEFINITIONS, Direction
 from .files import write_whole
 from .provenance import (
     Count,
@@ -404,11 +404,17 @@ class Result(ResultModel):
                 f"this schedbench reads {SCHEMA_VERSION}"
             )
         try:
-            return cls.model_validate({key: document[key] for key in document if key != "conclusion"})
+            result = cls.model_validate({key: document[key] for key in document if key != "conclusion"})
         except ValidationError as error:
             first, *others = error.errors(include_url=False)
             more = f" (and {len(others)} more)" if others else ""
             raise ResultError(f"{name}: {dotted(first['loc'])}: {first['msg']}{more}") from None
+        for metric, found in result.metrics.items():
+            entry = DEFINITIONS.get(metric.partition(".")[0])
+            if isinstance(found, Metric) and entry and (found.unit, found.direction) != entry[1:3]:
+                said = f"{found.unit}, {found.direction} instead of {entry.unit}, {entry.direction}"
+                raise ResultError(f"{name}: metrics.{metric}: unit and direction are {said}")
+        return result
 
 
 def read(path: Path) -> Result:

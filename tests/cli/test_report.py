@@ -91,6 +91,19 @@ def test_a_map_of_the_user_is_applied(capture, tmp_path):
     assert "5 steps, ranges as in the map mine" in done.output and "all of it" in done.output
 
 
+@pytest.mark.parametrize("edit", [{"conclusion": 5}, {"not_asked": None}, {"name": []}])
+def test_an_edited_document_of_another_command_is_refused(tmp_path, run_command, edit):
+    checks = [{"name": "run", "verdict": "passed", "about": "", "evidence": []}]
+    relay = {"state": "latest", "switches": {}, "faults": []}
+    report = {"engine": None, "wall_s": 1.0, "unproven": [], "relay": relay, "checks": checks}
+    document = {"conclusion": "", "passed": True, "not_asked": {}, "reports": [report]}
+    document |= {"run": {"command": ""}, "scenario": {"expanded": {"name": "mixed"}}}
+    for change, code in (({}, 0), (edit, 2)):
+        checks[0]["name"] = change.get("name", "run")
+        (tmp_path / "check.json").write_text(json.dumps(document | change))
+        assert run_command("report", str(tmp_path)).code == code
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected", "message"),
     [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import get_args
 
@@ -100,9 +102,23 @@ def test_malformed_text_is_refused_with_a_reason(content, message):
         Result.from_json(content, name="x.json")
 
 
-def test_unknown_keys_are_refused(text):
-    document = json.loads(text) | {"colour": "red"}
-    with pytest.raises(ResultError, match="colour: Extra inputs are not permitted"):
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("colour",), "red", "colour: Extra inputs are not permitted"),
+        (("scenario", "expanded"), {}, "scenario.expanded: Dictionary should have at least 1 item"),
+        (
+            ("metrics", "ttft_ms", "unit"),
+            "s",
+            "ttft_ms: unit and direction are s, lower instead of ms, lower",
+        ),
+        (("metrics", "ttft_ms", "direction"), "higher", "ttft_ms: unit and direction are ms, higher instead"),
+    ],
+)
+def test_what_no_run_writes_is_refused(text, path, value, message):
+    document = json.loads(text)
+    reduce(getitem, path[:-1], document)[path[-1]] = value
+    with pytest.raises(ResultError, match=message):
         Result.from_json(canonical(document))
 
 

@@ -35,7 +35,9 @@ def run(**values: float | None) -> Result:
             continue
         fields = {} if name in PLAIN else {"n": 9, "p50": value}
         mean = value if name in PLAIN else 3 * value
-        metrics[name] = Metric(unit="u", direction="lower", values=(mean,), **fields)
+        metrics[name] = SAMPLE.metrics[name].model_copy(
+            update={"values": (mean,), "n": None, "p50": None} | fields
+        )
     return SAMPLE.model_copy(update={"metrics": metrics})
 
 

@@ -32,7 +32,13 @@ def run(
     values: dict[str, float], *, preset: str = "llama-3-8b", running: int = 64, emulated: bool = False
 ) -> Result:
     metrics = {
-        name: Metric(unit=definition(name).unit, direction="none", values=(value,), n=200, p50=value)
+        name: Metric(
+            unit=definition(name).unit,
+            direction=definition(name).direction,
+            values=(value,),
+            n=200,
+            p50=value,
+        )
         for name, value in values.items()
     }
     expanded: dict[str, Any] = {
