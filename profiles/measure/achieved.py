@@ -160,9 +160,10 @@ def _context(records: Iterable[RequestRecord]) -> float:
 
 
 def prompt_metrics(
-    load: UnitLoads, records: Sequence[RequestRecord], *, spans: Distribution, why_not: str
+    load: UnitLoads, records: Sequence[RequestRecord], *, spans: Distribution, logits: bool, why_not: str
 ) -> Metrics:
-    """``spans`` are those of prefills. ``why_not`` is the reason for which their work is not known, or empty."""
+    """``spans`` are those of prefills. ``logits``: whether requests have any, unlike embeddings. ``why_not`` is the
+    reason for which their work is not known, or empty."""
     ns = spans.mean * len(spans) if len(spans) else 0
     reached = [record for record in records if record.first_token is not None]
     why = why_not or ("" if ns and len(reached) == len(records) else "not every prompt was computed")
@@ -170,7 +171,7 @@ def prompt_metrics(
         return {_PROMPT_METRIC: Abstained(abstained=why)}
     tokens = sum(record.prompt_tokens - record.cached_tokens for record in records)
     pairs = sum(_pairs(record.prompt_tokens) - _pairs(record.cached_tokens) for record in records)
-    _, flops = total(load, tokens=tokens, pairs=pairs, requests=len(records)).tolist()
+    _, flops = total(load, tokens=tokens, pairs=pairs, requests=len(records) * logits).tolist()
     return {_PROMPT_METRIC: plain(_PROMPT_METRIC, flops / ns / 1e3)}
 
 

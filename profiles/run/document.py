@@ -123,6 +123,7 @@ def _achieved(prepared: PreparedRun, done: Pass) -> Metrics:
         prompt_load(model),
         account.records,
         spans=waiting.forwards["prefill"],
+        logits=not scenario.engine.embedding,
         why_not=mixed or again or scored,
     )
     return decodes | prompts

@@ -95,8 +95,10 @@ def test_a_device_that_only_moves_bytes_is_at_its_roofline(tmp_path: Path) -> No
 
 
 def test_a_device_that_only_computes_is_at_its_rate(tmp_path: Path) -> None:
-    """Cached prefixes are not computed."""
+    """Cached prefixes are not computed, nor logits of embeddings."""
     profile = ideal(tmp_path / "ideal.yaml", computes=True)
+    short = ("workload.prompt_tokens=2", "workload.shared_prefix=null", f"device.hardware={profile}")
+    assert value(result_of("embedding", *short), PROMPTS) == pytest.approx(1e-3, rel=0.02)
     for prefix in ("null", "{groups: 2, tokens: 64}"):
         shared = (f"workload.shared_prefix={prefix}", "engine.policy=fcfs")
         result = result_of("mixed", *SMALL, *shared, f"device.hardware={profile}")
