@@ -96,14 +96,15 @@ class Runs:
             result = read(path)
         except ResultError:
             return None
-        here = environment()
+        here, device = environment(), self._options.device
         of_times = ("torch",) if result.labels.exact else tuple(here)
+        kind = device_kind(device, resolved.scenario) if device == "auto" else device
         alike = (
             result.scenario.sha256 == resolved.scenario.sha256
             and result.scenario.inputs == inputs(resolved)
             and result.tool == self._tool
             and all(result.environment.get(name) == here[name] for name in of_times)
-            and result.labels.emulated == (device_kind(self._options.device, resolved.scenario) == "vgpu")
+            and result.labels.emulated == (kind == "vgpu")
         )
         return result if alike else None
 

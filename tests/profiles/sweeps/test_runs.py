@@ -19,8 +19,9 @@ from schedbench.cli.arguments import use_workers
 from schedbench.cli.errors import UsageError
 from schedbench.profiles.platform import pool
 from schedbench.profiles.platform.pool import WorkersError
+from schedbench.profiles.platform.resolve import ask
 from schedbench.profiles.ranks.execute import Options
-from schedbench.profiles.sweeps.runs import Runs
+from schedbench.profiles.sweeps.runs import Runs, Unable
 from schedbench.profiles.sweeps.sweep import Cell, cells, planned
 from tests.conftest import RunCommand
 
@@ -133,6 +134,13 @@ def test_tasks_without_a_worker_are_said_to_wait(
 def test_a_lost_run_that_is_kept_may_be_resumed(tmp_path: Path) -> None:
     runs = Runs(Options(device="vgpu"), folder=tmp_path)
     assert str(runs._lost("a worker ended")) == "a worker ended; --resume runs it again"
+
+
+def test_a_kept_run_of_another_device_does_not_end_the_others(tmp_path: Path) -> None:
+    asked = ask("overlap_on", FEW)
+    [_] = Runs(Options(device="vgpu"), folder=tmp_path).answers([asked])
+    [answer] = Runs(Options(device="cuda"), folder=tmp_path, resume=True).answers([asked])
+    assert isinstance(answer, Unable)
 
 
 def test_a_cluster_whose_scheduler_ends_is_no_defect() -> None:
