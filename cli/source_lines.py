@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..profiles.measure.steps import is_iteration
-from ..profiles.record.result import PROGRAM
+from ..profiles.record.result import PROGRAM, CopyRow
 from .console import PrintableConsole
 from .page import WIDE, Document, Lines, folded_paths, framed, ordered_kinds
 from .text import MISSING, number, size
@@ -60,9 +60,7 @@ def _over_kinds(rows: Sequence[Document], alike: Sequence[str]) -> list[Document
 
 
 def _copy(row: Document) -> str:
-    memory = f" {row['host_memory']}" if row["host_memory"] else ""
-    direction = "kernel copy" if row["direction"] == "kernel" else row["direction"]
-    return f"{direction}{memory}{' blocking' if row['blocking'] else ''}"
+    return CopyRow.model_construct(**row).what
 
 
 def host_waits(result: Document, *, lines: int = LINES) -> Table:

@@ -19,6 +19,7 @@ from typing import Final, Literal, NamedTuple, get_args
 from ...scenarios.problems import meant
 from ...scenarios.schema import Counter, Kind, Stream
 from ..captures.steps import UNKNOWN_KIND
+from ..measure.budget import tallies
 from ..measure.steps import STEADY, is_iteration, without_steps
 from ..record.definitions import DEFINITIONS, definition
 from ..record.result import PROGRAM, Abstained, Result
@@ -221,11 +222,4 @@ def _check_count(gate: Gate, a: Sequence[Result], b: Sequence[Result]) -> GateOu
 
 
 def _worst(results: Sequence[Result], place: tuple[str, str, str]) -> int:
-    kind, stream, counter = place
-    found = (
-        part[kind].streams.get(stream, {}).get(counter)
-        for result in results
-        for part in result.per_step_of_ranks
-        if kind in part
-    )
-    return max((summary.max for summary in found if summary is not None), default=0)
+    return max((tally.max for result in results for tally in tallies(result, *place)), default=0)

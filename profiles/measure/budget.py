@@ -99,11 +99,11 @@ def breaches(budget: Budget, result: Result) -> list[Breach]:
     """The broken budgets, in order. A kind without steps breaks none: see ``untested``."""
     broken = []
     for kind, stream, counter, allowed in _entries(budget):
-        tallies = _tallies(result, kind=kind, stream=stream, counter=counter)
-        seen = max((tally.max for tally in tallies), default=0)
+        found = tallies(result, kind, stream, counter)
+        seen = max((tally.max for tally in found), default=0)
         if seen > allowed:
             offenders = _offenders(result, kind=kind, stream=stream, counter=counter)
-            steps_with = sum(tally.steps_with for tally in tallies)
+            steps_with = sum(tally.steps_with for tally in found)
             broken.append(Breach(kind, stream, counter, allowed, seen, steps_with, offenders))
     return broken
 
@@ -125,7 +125,7 @@ def _entries(budget: Budget) -> Iterator[tuple[str, str, str, int]]:
                 yield kind, stream, counter, allowed
 
 
-def _tallies(result: Result, *, kind: str, stream: str, counter: str) -> list[CountSummary]:
+def tallies(result: Result, kind: str, stream: str, counter: str) -> list[CountSummary]:
     """One summary for each rank that counted it."""
     kinds = [per_step[kind].streams for per_step in result.per_step_of_ranks if kind in per_step]
     return [streams[stream][counter] for streams in kinds if counter in streams.get(stream, {})]
