@@ -94,7 +94,8 @@ def evidence(content: Document, most: int | None) -> Iterator[Text]:
 
 
 def checks(report: Document, content: Document) -> Table:
-    caption = f"{report['wall_s']:.1f} s; emulated; no time is judged"
+    ran = report.get("numbers")  # since version 1.6
+    caption = f"{report['wall_s']:.1f} s; {f'{ran}; ' if ran else ''}no time is judged"
     table = framed(_title(report, content), "check", "verdict", "~", caption=caption, no_wrap=True)
     for check in report["checks"]:
         verdict = check["verdict"]

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 from pydantic_core import to_jsonable_python
 
 from ...sched.relay.choice import RelayChoice
+from ..record.conclusion import numbers
 from ..record.environment import environment, tool
 from ..record.provenance import ScenarioPart
 from ..record.result import Result, SitePart
@@ -106,8 +107,8 @@ def skipped(name: str, why: str) -> Check:
 
 
 # History: 1.0 the first; 1.1 has a conclusion; 1.2 groups hazards between the same streams; 1.3 has what is known;
-# 1.4 has interrupted checks; 1.5 has the callers of a hazard's line.
-SCHEMA_VERSION: Final = "1.5"
+# 1.4 has interrupted checks; 1.5 has the callers of a hazard's line; 1.6 says what kind of numbers a run had.
+SCHEMA_VERSION: Final = "1.6"
 
 Document = dict[str, Any]
 
@@ -144,6 +145,7 @@ def _report(report: Report) -> Document:
             "switches": relay.overrides,
             "faults": [fault.name for fault in relay.faults],
         },
+        "numbers": result and numbers(result.labels.model_dump(), result.hardware.name),
         "outputs": result and result.outputs,
         "hazards_s": result and result.run.hazards_s,
         "wall_s": report.wall_s,

@@ -38,6 +38,7 @@ def reports(text: str) -> list[dict[str, Any]]:
 def test_all_checks_of_a_correct_scenario_pass(run_command: RunCommand) -> None:
     said = run_command("check", SMALL[0], "--seeds", "0", *SETS, "--relay", "latest")
     assert said.code == 0 and " ".join(said.out.split()).startswith("mixing passed with latest: run, ")
+    assert " s; emulated h200; no time is judged" in said.out
     for name in ("run", "invariants", "contract", "tokens", "hazards", "budget", "adversary"):
         assert any(line.startswith(name) for line in said.out.splitlines())
 
@@ -274,6 +275,7 @@ def test_a_screenful_has_the_relays_that_failed_and_some_of_their_findings() -> 
     )
     assert "finding 3" in shown and "finding 4" not in shown and "hazards: and 5 more with --all" in shown
     assert markdown(check_page.page(content)).count("finding") == 10
+    assert "_1.0 s; no time is judged_" in shown  # nothing says on which device
 
 
 def test_the_sentence_has_the_first_finding_of_each_failed_check() -> None:
