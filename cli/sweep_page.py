@@ -62,8 +62,7 @@ def table(document: Document, most: int | None = None) -> Table:
 
 
 def notes(document: Document) -> list[str]:
-    """The reasons of refused cells, requests that were not served, differing tokens, and whether one run per side is
-    enough."""
+    """The reasons of refused cells, requests that were not served, differing tokens, and that a cell is no verdict."""
     marks = _marks(document)
     remarks = [f"{mark} {reason}" for reason, mark in marks.items()]
     if any(cell["tokens"] == "different" for cell in document["cells"]):
@@ -73,10 +72,9 @@ def notes(document: Document) -> list[str]:
             "not asked: between which values the break-evens lie over the ranges of the hardware's constants, because "
             + document["sweep"]["not_drawn"]
         )
-    if document["sweep"]["exact"] is False and _compares(document):
-        remarks.append(
-            "one run per side and measured times: `schedbench compare` distinguishes effects from noise"
-        )
+    if _compares(document):
+        noise = " and measured times" * (document["sweep"]["exact"] is False)
+        remarks.append(f"one run per side{noise}: `schedbench compare` gives the verdict over workload seeds")
     return remarks
 
 
