@@ -108,5 +108,4 @@ def as_csv(document: Document) -> str:
 
     fields = [*_COLUMNS, *_FIGURES, "digest", "refused"]
     label = document["labels"] and numbers(document["labels"])
-    rows = [[*map(point.get, fields), label] for point in document["points"]]
-    return to_csv([*fields, "label"], rows)
+    return to_csv([*fields, "label"], ([*map(point.get, fields), label] for point in document["points"]))
