@@ -199,7 +199,8 @@ class _ProcessPerThread(ThreadPoolExecutor):
         """End the processes; and, while a thread starts one, the fork server, which may still be importing."""
         self._killed.set()
         for process, _ in list(self._opened):
-            process.kill()
+            if process.is_alive():  # the number of another one may be in use again
+                process.kill()
         for child in psutil.Process().children() if _starting.locked() else ():
             if any(forkserver.__name__ in word for word in child.cmdline()):
                 child.kill()
