@@ -96,7 +96,7 @@ def run_given(
     """Run the engine, or our scheduler, on the virtual GPU. The page of the result can be shown."""
     question = replace(ask(scenario, overrides), engine=engine)
     result = execute(question, Options(device="vgpu", **options))
-    assert printed(page(result.model_dump(mode="json"), 80), 80)
+    assert printed(page(result.document(), 80), 80)
     return result
 
 
