@@ -146,7 +146,8 @@ def document(
 
 
 def _recorded(capture: ProfilerCapture, found: CaptureReading) -> dict[str, Any]:
-    """Whether the device was recorded, and how its copies and graphs were, where there are any."""
+    """Whether the device was recorded; whether the kinds of its copies' memory are known, where it has copies; and how
+    its graphs were traced, where that is known."""
     memories = ["Unknown" not in op.name for op in found.window.ops if op.kind in OF_HOST]
     graphs = capture.facts.get("cuda_graph_trace")
     return {

@@ -148,8 +148,8 @@ def _processes_of(tasks: int) -> Iterator[tuple[Executor, int]]:
 class _ProcessPerThread(ThreadPoolExecutor):
     """Each thread runs its tasks in one process of its own. Where that process ends abruptly, its task runs once more
     in a new process, and no other task is affected. Threads start the processes, because signals interrupt only the
-    main thread and therefore no start. A pipe of which only the process has the other end open ends with it, even in
-    the middle of a result: concurrent.futures' pool of processes would wait for the rest."""
+    main thread and therefore no start. Only the process has the other end of its pipe open. The pipe therefore closes
+    when the process ends, even in the middle of a result; a ProcessPoolExecutor would wait for the rest for ever."""
 
     def __init__(self, at_once: int) -> None:
         super().__init__(at_once)

@@ -52,8 +52,9 @@ def conclusion(result: Document) -> str:
 
 
 def numbers(label: Document, hardware: str = "") -> str:
-    """What kind of times these are: profiled are those that were measured beside a tool that takes time itself. Then
-    which part of emulated ones is measured, and whether tokens are accepted at random."""
+    """The kind of a run's times: emulated, measured, or profiled, which is measured together with a tool that takes
+    time itself. Of emulated times, that of the host follows where it is not modelled; then whether the acceptance of
+    drafts was simulated."""
     kind = "profiled" if label.get("profiled") else "emulated" if label["emulated"] else "measured"
     said = [f"{kind} {hardware}".rstrip()]
     said += [f"host time {label['host']}"] if kind == "emulated" and label["host"] != "modelled" else []

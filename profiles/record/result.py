@@ -399,10 +399,8 @@ class Result(ResultModel):
         if "conclusion" in document and "per_step" not in document:
             raise ResultError(f"{name}: the document of another command, not the result of a run")
         if document["schema_version"] != SCHEMA_VERSION:
-            raise ResultError(
-                f"{name}: schema_version {show(document['schema_version'])} is not understood; "
-                f"this schedbench reads {SCHEMA_VERSION}"
-            )
+            said = f"schema_version {show(document['schema_version'])} is not understood"
+            raise ResultError(f"{name}: {said}; this schedbench reads {SCHEMA_VERSION}")
         try:
             result = cls.model_validate({key: document[key] for key in document if key != "conclusion"})
         except ValidationError as error:
@@ -411,9 +409,11 @@ class Result(ResultModel):
             raise ResultError(f"{name}: {dotted(first['loc'])}: {first['msg']}{more}") from None
         for metric, found in result.metrics.items():
             entry = DEFINITIONS.get(metric.partition(".")[0])
-            if isinstance(found, Metric) and entry and (found.unit, found.direction) != entry[1:3]:
-                said = f"{found.unit}, {found.direction} instead of {entry.unit}, {entry.direction}"
-                raise ResultError(f"{name}: metrics.{metric}: unit and direction are {said}")
+            if isinstance(found, Metric) and entry:
+                here, there = (f"{one.unit}, {one.direction}" for one in (found, entry))
+                if here != there:
+                    where = f"{name}: metrics.{metric}: unit and direction"
+                    raise ResultError(f"{where} are {here} instead of {there}")
         return result
 
 
