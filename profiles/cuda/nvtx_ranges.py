@@ -2,7 +2,8 @@
 
 Without a tool attached, nvtx returns a dummy domain, and no observer is installed. Nsight Systems 2023 receives ranges
 of nvtx up to 0.2.11 only: later versions ask the tool whether it is attached, which it does not answer. The domains of
-0.2.11 have no methods to push and pop ranges; ``_DomainFunctions`` stands in for them.
+0.2.11 have no methods to push and pop ranges; ``_DomainFunctions`` stands in for them. NVIDIA has no nvtx for macOS,
+where no tool could receive ranges.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, Self
 
-import nvtx
-
 from ...sched.observe import RANGES, Observer, StepInfo
+
+try:
+    import nvtx
+except ImportError:
+    nvtx = None
 
 DOMAIN = "schedbench"
 INJECTED = "NVTX_INJECTION64_PATH"
@@ -24,6 +28,8 @@ MEASURE = "measure"  # range of the measured workload; a tool can start and stop
 
 def listening() -> bool:
     """Whether a tool receives NVTX ranges of this process. For nvtx 0.2.11, the tool's environment variable decides."""
+    if nvtx is None:
+        return False
     found = nvtx.get_domain(DOMAIN)
     return type(found).__name__ != "DummyDomain" and (_has_methods(found) or INJECTED in os.environ)
 

@@ -66,7 +66,7 @@ class Receipt(NamedTuple):
 @dataclass(slots=True)
 class RankProcess:
     """``turn`` is what the rank waits for, None while it runs. ``ended`` is its answer, with ``misses`` where it failed
-    because it misses another rank, which has the reason."""
+    because it misses another rank, which has the reason. ``exit_code`` is that of a process that was waited for."""
 
     name: str
     rank: int
@@ -75,6 +75,7 @@ class RankProcess:
     turn: Turn | Receipt | None = None
     inbox: list[SentValue] = field(default_factory=list)
     ended: Answer | None = None
+    exit_code: int | None = None
 
     @property
     def time(self) -> int:
@@ -93,21 +94,27 @@ class RankProcess:
             self.connection.send((at, arrived))
 
     def ended_without_answer(self) -> Answer:
-        """How a process has ended that has closed its connection. It can be waited for once more."""
-        how, deadline = "has closed its connection", time.monotonic() + _ENDING_S
-        while (found := os.waitid(os.P_PID, self.process, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is None:
-            if time.monotonic() > deadline:
-                break
+        """How a process has ended that has closed its connection."""
+        deadline = time.monotonic() + _ENDING_S
+        while (code := self.wait(os.WNOHANG)) is None and time.monotonic() < deadline:
             time.sleep(_ENDING_S / 100)
+        if code is None:
+            how = "has closed its connection"
         else:
-            exited = found.si_code == os.CLD_EXITED
-            name = f"exited with {found.si_status}" if exited else ""
-            how = name or f"was ended by {signal.Signals(found.si_status).name}"
+            how = f"exited with {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
         return {"failed": f"the process of {self.name} {how}", "traceback": ""}
 
+    def wait(self, options: int = 0) -> int | None:
+        """The exit code of the process, None while it runs. ``options`` are those of ``os.waitpid``."""
+        if self.exit_code is None:
+            ended, status = os.waitpid(self.process, options)
+            self.exit_code = os.waitstatus_to_exitcode(status) if ended else None
+        return self.exit_code
+
     def signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.process, number)
+        if self.exit_code is None:  # else its number may be that of another process
+            with suppress(ProcessLookupError):
+                os.kill(self.process, number)
 
 
 def run_ranks(names: Sequence[str], run: RunRank, failure: Failure, beat: Callable[[], None]) -> list[Answer]:
@@ -132,7 +139,7 @@ def run_ranks(names: Sequence[str], run: RunRank, failure: Failure, beat: Callab
         raise
     finally:
         for started in processes:
-            os.waitpid(started.process, 0)
+            started.wait()
             started.connection.close()
 
 

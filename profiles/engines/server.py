@@ -50,7 +50,6 @@ NEEDED: Final = {
     "pydantic": "pydantic>=2.12.5",
     "safetensors": "safetensors>=0.5",
     "llguidance": "llguidance>=1.7",
-    "nvtx": "nvtx>=0.2.11",
     "triton": "triton>=3.6",
 }
 _VENV: Final = "engine-venv"  # in the working folder
