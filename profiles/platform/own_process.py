@@ -13,16 +13,19 @@ _frozen = False
 
 def claim_process() -> None:
     """Declare that no other program's code runs in this process. Called where a process begins. Imports make many
-    objects that stay, so that collections are rare from now on: they would take a tenth of torch's import."""
+    objects that stay, so that nothing is collected until the first run: it would take a tenth of torch's import."""
     global _claimed
     _claimed = True
-    gc.set_threshold(YOUNG_OBJECTS)
+    gc.disable()
 
 
 def freeze_heap() -> None:
-    """Keep the garbage collector from walking again what exists now, which is to stay."""
+    """Keep the garbage collector from walking again what exists now, which is to stay. Collections are rare from now
+    on."""
     global _frozen
     gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS)
+    gc.enable()
     _frozen = True
 
 
@@ -32,8 +35,8 @@ def is_frozen() -> bool:
 
 
 def between_runs() -> None:
-    """Freeze what a claimed process has imported, compiled and kept, before each run. Only what a run before it has
-    left is garbage."""
+    """Freeze what a claimed process has imported, compiled and kept, before each run, or before others run for it. Only
+    what a run before it has left is garbage."""
     if _claimed:
         if _frozen:
             gc.collect()

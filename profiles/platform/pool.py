@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeVar, cast
 import psutil
 
 from ..record.environment import tool
-from .own_process import claim_process, freeze_heap
+from .own_process import between_runs, claim_process, freeze_heap
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -121,6 +121,7 @@ def pool(tasks: int, lost: Lost | None = None) -> Iterator[MapFunction]:
     Results come in the order of the tasks. Tasks that have not started when the block ends are cancelled. The processes
     end with this one, even where it is killed. A task whose process ended abruptly in both of its runs has the result
     that ``lost`` makes of the reason; without it, raises WorkersError."""
+    between_runs()
     opened = cluster(_workers.cluster) if uses_cluster() else _processes_of(tasks)
     with opened as (executor, at_once):
 
