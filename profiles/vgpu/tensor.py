@@ -205,7 +205,7 @@ def pin(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
-    return is_pinned_storage(tensor.untyped_storage())
+    return getattr(tensor.untyped_storage(), "_vgpu_pinned", False)
 
 
 def is_pinned_storage(storage: torch.UntypedStorage) -> bool:

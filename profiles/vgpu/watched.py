@@ -112,7 +112,7 @@ class WatchedCopies(CopyHandlers):
         launch = checker.launch_here(_name(target, source))
         checker.access(launch, source, write=False)
         if type(target) is DeviceTensor:
-            checker.announce(target)
+            checker.announce((target,))
         checker.access(launch, target, write=True)
         checker.spent += perf_counter_ns() - begin
         with checker.device_at_work():

@@ -114,13 +114,11 @@ def _cost(paged: PagedQueries, extend_lens: Tensor | None) -> Work:
 
 def _footprint(paged: PagedQueries, extend_lens: Tensor | None) -> tuple[Access, ...]:
     q, k_cache, v_cache, req_to_token, rows, seq_lens = paged
-    longest = max(seq_lens.tolist(), default=0)  # torch's maximum of few takes four times as long
-    slots = req_to_token[:, :longest].index_select(0, rows)
     return (
         *reads(q, rows, seq_lens, extend_lens),
         Access(req_to_token, write=False, rows=rows, lens=seq_lens),
-        Access(k_cache, write=False, rows=slots, counts=seq_lens),
-        Access(v_cache, write=False, rows=slots, counts=seq_lens),
+        Access(k_cache, write=False, rows=rows, lens=seq_lens, table=req_to_token),
+        Access(v_cache, write=False, rows=rows, lens=seq_lens, table=req_to_token),
     )
 
 

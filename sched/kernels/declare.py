@@ -153,14 +153,13 @@ class Work(NamedTuple):
 
 class Access(NamedTuple):
     """One tensor a launch reads or writes; ``rows``, of any shape, narrows it to indices along dim 0, ``lens`` [n] each
-    of n rows to its first entries along dim 1. ``counts`` limits ``rows`` [n, m] to the first ``counts[i]`` indices of
-    line i."""
+    of n rows to its first entries along dim 1. With a ``table`` these entries of the table are the indices."""
 
     tensor: Tensor
     write: bool
     rows: Tensor | None = None
     lens: Tensor | None = None
-    counts: Tensor | None = None
+    table: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

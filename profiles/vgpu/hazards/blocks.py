@@ -105,6 +105,8 @@ class FreeBlocks:
 
     def give(self, actor: int, shadow: ShadowMemory, recorded: Mapping[int, int]) -> None:
         """The host frees a block of that stream; re-use waits for the ``recorded`` streams."""
+        if shadow.ordered >> actor & 1:
+            return
         found = shadow.pending(actor, self._clocks.floor(actor))
         if not found:
             return
@@ -183,8 +185,8 @@ class ShadowTable:
         actor, size = self._program.stream.id + 1, storage.nbytes()
         shadow = ShadowMemory(UNWRITTEN, size)
         shadow.private = self.capturing or self._temporary is not None
-        if not shadow.private:
-            shadow.inherit(self._free.take(actor, size))
+        if not shadow.private and (pending := self._free.take(actor, size)):
+            shadow.inherit(pending)
         if self._temporary is not None:
             self._temporary.add(shadow)
         setattr(storage, SHADOW, shadow)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter_ns
@@ -63,16 +63,28 @@ class HazardChecker(Watcher):
     def access(self, launch: IssuedOp, tensor: torch.Tensor, *, write: bool) -> None:
         """An access to device memory, or to pinned memory, which can still be accessed later. Before a write to memory
         that is not new, ``announce`` has been called."""
-        shadow, span = self._table.part(tensor)
-        if span.end > span.start:
+        shadow, part = self._table.part(tensor)
+        if part.end > part.start:
             if write and shadow.origin is UNWRITTEN:
                 shadow.origin = MemoryOrigin("", launch.op, launch.site)
-            self._add(launch, shadow, span, write)
+            self._add(launch, shadow, part, write)
 
-    def announce(self, tensor: torch.Tensor) -> None:
-        """The tensor's values are about to be written."""
+    def accesses(self, launch: IssuedOp, values: Iterable[Any], *, write: bool) -> None:
+        """``access`` of the device tensors among values and lists of values."""
+        for value in values:
+            if self.memory.on_device(value):
+                self.access(launch, value, write=write)
+            elif isinstance(value, (list, tuple)):
+                self.accesses(launch, value, write=write)
+
+    def announce(self, targets: Iterable[Any]) -> None:
+        """The values of the device tensors among values and lists of values are about to be written."""
         if self._capturing is None:
-            self._table.block(tensor).shadow.freeze()
+            for target in targets:
+                if self.memory.on_device(target):
+                    self._table.block(target).shadow.freeze()
+                elif isinstance(target, (list, tuple)):
+                    self.announce(target)
 
     def host_access(self, op: str, tensor: torch.Tensor, *, write: bool) -> None:
         shadow = getattr(tensor.untyped_storage(), SHADOW, None)
@@ -80,7 +92,8 @@ class HazardChecker(Watcher):
             host = self._clocks.host
             clock = self._clocks.of(host)
             launch = IssuedOp(host, clock[host], clock, op, self._program.sites.here())
-            self._compare(launch, shadow, span(tensor), write)
+            if not shadow.settled(host, self._clocks.floor(host), write=write):
+                self._compare(launch, shadow, span(tensor), write)
 
     @contextmanager
     def device_at_work(self) -> Iterator[None]:
@@ -165,7 +178,7 @@ class HazardChecker(Watcher):
         ordered = shadow.ordered if write else shadow.ordered_reads
         if not ordered >> actor & 1 and not shadow.settled(actor, self._clocks.floor(actor), write=write):
             self._compare(launch, shadow, footprint, write)
-        if shadow.add(launch, footprint, write=write):
+        if shadow.add(launch, footprint, write):
             shadow.prune(self._clocks.known())
 
     def _compare(self, launch: IssuedOp, shadow: ShadowMemory, footprint: Footprint, write: bool) -> None:
@@ -199,8 +212,11 @@ class HazardChecker(Watcher):
             for kernel in part.visiting:
                 self._freeze(kernel)
         self.spent += perf_counter_ns() - begin
-        with self.device_at_work():
+        before, self.device_works = self.device_works, True
+        try:
             yield
+        finally:
+            self.device_works = before
         begin = perf_counter_ns()
         for k, part in enumerate(parts):
             operation = replace(launch, seq=launch.seq + k) if k else launch

@@ -15,7 +15,7 @@ import torch
 
 from ....sched.kernels.declare import Access, Kernel
 from .blocks import NO_MEMORY, SHADOW, DeviceMemory, ShadowTable, device_tensors
-from .footprints import Footprint, Grid, Scattered, Selections, ValueSource, copied
+from .footprints import Footprint, Grid, Scattered, Selections, ValueSource, copied, entries
 from .shadow import ShadowMemory
 
 Touched = tuple[ShadowMemory, Footprint, bool]
@@ -52,12 +52,10 @@ Parts = Mapping[int, Scattered]
 class DeclaredFootprints:
     def __init__(self, table: ShadowTable) -> None:
         self._table = table
-        # A footprint is kept by a storage, from which Python's garbage collector does not find the table.
-        self._kept = partial(_kept, table.memory)
         self._forms: dict[object, KernelForm] = {}
         self._last: dict[Kernel, tuple[object, Parts]] = {}
 
-    def accesses(self, kernel: Kernel, args: Sequence[Any]) -> Iterator[Touched]:
+    def accesses(self, kernel: Kernel, args: Sequence[Any]) -> Sequence[Touched]:
         """The accesses of a launch. Launches that follow each other with equal values, as those of layers and many of
         steps, share footprints."""
         form = self.form(kernel, args)
@@ -86,12 +84,14 @@ class DeclaredFootprints:
         when it is called; one evaluation of the declaration yields all."""
         tensors = device_tensors(self._table.memory, [args[k] for k in form.values])
         values = list({self._table.block(t).shadow: None for t in tensors if not t.is_floating_point()})
-        evaluated = partial(_evaluated, partial(kernel.footprint, *self._held(args)))
+        # A footprint is kept by a storage, from which Python's garbage collector does not find the table.
+        kept = partial(_kept, self._table.memory) if form.computed else copied
+        evaluated = partial(_evaluated, partial(kernel.footprint, *self._held(args)), kept)
         # Arguments that select rows are the same tensors at all replays of a graph.
         present = evaluated if form.computed else cache(evaluated)
 
         def parts() -> Parts:
-            source = ValueSource(Grid.rows, present, self._kept)
+            source = ValueSource(Grid.rows, present)
             self._table.depend(source, values)
             return {
                 access.order: Scattered(partial(source.pieces, access.order)) for access in form.scattered
@@ -106,11 +106,14 @@ class DeclaredFootprints:
         key = self._key(tensor, values=False), [self._key(index, values=True) for index in indices]
         last, footprint = shadow.indexed
         if footprint is None or key != last:
-            given = [index for index in indices if index is not None]
-            held = [None if index is None else memory.held(index) for index in indices]
-            selections = {0: (Grid.of(memory.held(tensor)), held)}
-            source = ValueSource(Grid.at, lambda: selections, self._kept)
-            self._table.depend(source, [self._table.block(index).shadow for index in given])
+            given = {k: index for k, index in enumerate(indices) if index is not None}
+            keys = tuple(k if k in given else None for k in range(len(indices)))
+            selections = Selections(
+                {0: (Grid.of(memory.held(tensor)), keys)},
+                {k: partial(copied, memory.held(index)) for k, index in given.items()},
+            )
+            source = ValueSource(Grid.at, lambda: selections)
+            self._table.depend(source, [self._table.block(index).shadow for index in given.values()])
             footprint = Scattered(partial(source.pieces, 0))
             shadow.indexed = key, footprint
         return footprint
@@ -124,12 +127,14 @@ class DeclaredFootprints:
 
     def touched(
         self, accesses: Sequence[ArgumentAccess], arguments: Sequence[Any], pieces: Parts
-    ) -> Iterator[Touched]:
-        for argument, item, write, scattered, order in accesses:
-            tensor = arguments[argument] if item is None else arguments[argument][item]
-            shadow, span = self._table.part(tensor)
-            if span.end > span.start:
-                yield shadow, pieces[order] if scattered else span, write
+    ) -> Sequence[Touched]:
+        part = self._table.part
+        return [
+            (shadow, pieces[order] if scattered else span, write)
+            for argument, item, write, scattered, order in accesses
+            for shadow, span in [part(arguments[argument] if item is None else arguments[argument][item])]
+            if span.end > span.start
+        ]
 
     def shadows(self, accesses: Sequence[ArgumentAccess], arguments: Sequence[Any]) -> Iterator[ShadowMemory]:
         """The shadow memory of arguments that are device tensors or pinned memory."""
@@ -168,12 +173,24 @@ def _kept(memory: DeviceMemory, tensor: torch.Tensor) -> torch.Tensor:
     return copied(tensor) if shared else tensor
 
 
-def _evaluated(footprint: Callable[[], Sequence[Access]]) -> Selections:
-    return {
-        order: (Grid.of(tensor), selection)
-        for order, (tensor, _, *selection) in enumerate(footprint())
-        if selection[0] is not None
-    }
+def _evaluated(
+    footprint: Callable[[], Sequence[Access]], kept: Callable[[torch.Tensor], torch.Tensor]
+) -> Selections:
+    accesses, values = {}, {}
+    for order, (tensor, _, rows, lens, table) in enumerate(footprint()):
+        if rows is None:
+            continue
+        if table is None:
+            keys: tuple[object, ...] = id(rows), None if lens is None else id(lens), None
+            values[keys[0]] = partial(kept, rows)
+        else:
+            assert lens is not None
+            keys = (id(table), id(rows), id(lens)), None, id(lens)
+            values[keys[0]] = partial(entries, table, rows, lens)
+        if lens is not None:
+            values[id(lens)] = partial(kept, lens)
+        accesses[order] = Grid.of(tensor), keys
+    return Selections(accesses, values)
 
 
 def _form(declared: Sequence[Access], arguments: Sequence[Any]) -> KernelForm:

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
+from ....sched.kernels.arrays import kept_array
 from ...platform.machine import StorageAccess
 
 Offsets = np.ndarray[Any, np.dtype[np.int64]]
@@ -64,17 +65,10 @@ class Pieces(NamedTuple):
 class Scattered:
     """Pieces that are computed on demand."""
 
-    __slots__ = ("_compute", "_pieces")
+    __slots__ = ("pieces",)
 
-    def __init__(self, compute: Callable[[], Pieces]) -> None:
-        self._compute: Callable[[], Pieces] | None = compute
-        self._pieces: Pieces | None = None
-
-    def pieces(self) -> Pieces:
-        if self._pieces is None:
-            assert self._compute is not None
-            self._pieces, self._compute = self._compute(), None
-        return self._pieces
+    def __init__(self, pieces: Callable[[], Pieces]) -> None:
+        self.pieces = pieces
 
 
 Span = ByteSpan | StridedSpan
@@ -100,11 +94,22 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
     return torch.clone(tensor) if tensor.is_cpu else tensor.to("cpu")
 
 
+def entries(table: torch.Tensor, rows: torch.Tensor, lens: torch.Tensor) -> torch.Tensor:
+    """A copy of the first entries of those rows of the table, as many of each as of the longest of them."""
+    if not table.is_cpu:
+        return copied(table[:, : max(lens.tolist(), default=0)].index_select(0, rows))
+    longest = max(kept_array(lens).tolist(), default=0)
+    return torch.from_numpy(
+        kept_array(table)[kept_array(rows), :longest]
+    )  # in less than half of torch's time
+
+
 def span(tensor: torch.Tensor) -> Span:
     """The tensor's bytes, without the gaps of a strided view."""
-    item, start = tensor.itemsize, int(tensor.storage_offset()) * tensor.itemsize
+    item = tensor.itemsize
+    start = int(tensor.storage_offset()) * item
     if tensor.is_contiguous():
-        return ByteSpan(start, start + tensor.numel() * item)
+        return ByteSpan(start, start + tensor.nbytes)
     length, steps = _folded(tensor.size(), tensor.stride())
     end = start + (length + sum((count - 1) * step for count, step in steps)) * item
     if not steps:
@@ -157,7 +162,8 @@ class Grid(NamedTuple):
         return Pieces.of(starts, starts + length * self.item)
 
     def rows(self, selection: Selection) -> Pieces:
-        """The bytes of rows along the first dimension, by the ``rows``, ``lens`` and ``counts`` of an ``Access``."""
+        """The bytes of rows along the first dimension. Of each row only the first entries count if there are ``lens``;
+        of each line of ``rows`` only the first indices if there are ``counts``."""
         rows, lens, counts = selection
         assert rows is not None
         if counts is not None:
@@ -175,51 +181,44 @@ def visited(access: StorageAccess) -> Footprint:
     return Scattered(partial(Pieces, access.starts, access.ends))
 
 
-Selections = Mapping[int, tuple[Grid, Selection]]
-"""The geometry of what accesses touch, and the tensors that select parts of it, by numbers of the accesses."""
+class Selections(NamedTuple):
+    """The geometry of what accesses touch, with keys of what selects parts of it, by numbers of the accesses; and what
+    makes a tensor whose values stay, by key."""
+
+    accesses: Mapping[int, tuple[Grid, tuple[object, ...]]]
+    values: Mapping[object, Callable[[], torch.Tensor]]
 
 
 class ValueSource:
     """What the footprints of accesses follow from: values, read when the first of the footprints is compared or the
-    values are about to change. ``select`` is the method of ``Grid`` that takes the selections, ``kept`` makes a tensor
-    whose values stay. Accesses to the same rows of tensors of one geometry, such as keys and values, share their
-    pieces."""
+    values are about to change. ``select`` is the method of ``Grid`` that takes the selections. Accesses to the same
+    rows of tensors of one geometry, such as keys and values, share their pieces."""
 
     def __init__(
-        self,
-        select: Callable[[Grid, Selection], Pieces],
-        present: Callable[[], Selections],
-        kept: Callable[[torch.Tensor], torch.Tensor],
+        self, select: Callable[[Grid, Selection], Pieces], present: Callable[[], Selections]
     ) -> None:
         self._select = select
         self._present: Callable[[], Selections] | None = present
-        self._kept = kept
-        self._selections: Selections = {}
+        self._values: dict[object, torch.Tensor] = {}
         self._pieces: dict[object, Pieces] = {}
 
     def freeze(self) -> None:
         """Read the values, which are about to change."""
         if self._present is not None:
-            present, self._present = self._present(), None
-            tensors = {id(t): t for _, selection in present.values() for t in selection if t is not None}
-            copies = {key: self._kept(tensor) for key, tensor in tensors.items()}
-            self._selections = {
-                order: (grid, [copies.get(id(tensor)) for tensor in selection])
-                for order, (grid, selection) in present.items()
-            }
+            (self._accesses, values), self._present = self._present(), None
+            self._values = {key: value() for key, value in values.items()}
 
     def drop(self) -> None:
         """Release the values, which are not read any more."""
-        self._present, self._selections = None, {}
+        self._present, self._values = None, {}
 
     def pieces(self, order: int) -> Pieces:
         self.freeze()
-        assert self._selections, CLOSED
-        grid, selection = self._selections[order]
-        key = (grid, *map(id, selection))
-        if key not in self._pieces:
-            self._pieces[key] = self._select(grid, selection)
-        return self._pieces[key]
+        assert self._values, CLOSED
+        selected = grid, keys = self._accesses[order]
+        if selected not in self._pieces:
+            self._pieces[selected] = self._select(grid, [self._values.get(key) for key in keys])
+        return self._pieces[selected]
 
 
 def _folded(size: Sequence[int], stride: Sequence[int]) -> tuple[int, list[tuple[int, int]]]:

@@ -46,7 +46,7 @@ class StorageGroup:
         actor, write = launch.actor, self.access.write
         history = self._histories.get(actor)
         if history is None:
-            history = self._histories[actor] = AccessHistory(actor, write=write)
+            history = self._histories[actor] = AccessHistory(actor, write)
         if self._uncompared:
             for shadow in [shadow for shadow in self._shadows if shadow in self._uncompared]:
                 if shadow.named is not None:

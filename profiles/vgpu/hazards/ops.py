@@ -19,7 +19,6 @@ from ..torch_ops import LIKES, MASKS, READS, RESHAPES, Handler, composition, is_
 from .arrays import PinnedArray
 from .blocks import DeviceMemory, device_tensors
 from .checker import HazardChecker
-from .shadow import IssuedOp
 
 _HOST = torch.device("cpu")
 _ALONG = frozenset({"index_select", "index_copy_", "index_add_", "index_fill_"})
@@ -67,7 +66,7 @@ def _launched(checker: HazardChecker, schema: torch.FunctionSchema, handler: Han
     def watched(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         targets = [kwargs[key] if key in kwargs else args[k] for k, key in written]
         if targets:
-            _announce(checker, targets)
+            checker.announce(targets)
         launch = checker.launch_here(name) if waits else None
         out = handler(args, kwargs)
         begin = perf_counter_ns()
@@ -81,8 +80,8 @@ def _launched(checker: HazardChecker, schema: torch.FunctionSchema, handler: Han
             read, writes = (read, []) if targets else (read[1:], writes)
         if name == "native_batch_norm" and args[5]:  # in training it updates the running mean and variance
             writes += args[3:5]
-        _accesses(checker, launch, read, write=False)
-        _accesses(checker, launch, writes, write=True)
+        checker.accesses(launch, read, write=False)
+        checker.accesses(launch, writes, write=True)
         checker.spent += perf_counter_ns() - begin
         return out
 
@@ -108,7 +107,7 @@ def _kernel(checker: HazardChecker, kernel: Kernel, handler: Handler) -> Handler
         before, checker.device_works = checker.device_works, True
         try:
             if written:
-                _announce(checker, [args[k] for k in written])
+                checker.announce([args[k] for k in written])
             checker.spent += perf_counter_ns() - begin
             out = handler(args, kwargs)
         finally:
@@ -118,24 +117,11 @@ def _kernel(checker: HazardChecker, kernel: Kernel, handler: Handler) -> Handler
         if kernel.cost is not None:
             checker.kernel(launch, kernel, args)
         if returns:
-            _accesses(checker, launch, (out,), write=True)
+            checker.accesses(launch, (out,), write=True)
         checker.spent += perf_counter_ns() - begin
         return out
 
     return watched
-
-
-def _announce(checker: HazardChecker, targets: Sequence[Any]) -> None:
-    for tensor in device_tensors(checker.memory, targets):
-        checker.announce(tensor)
-
-
-def _accesses(checker: HazardChecker, launch: IssuedOp, values: Sequence[Any], *, write: bool) -> None:
-    for value in values:
-        if checker.memory.on_device(value):
-            checker.access(launch, value, write=write)
-        elif isinstance(value, (list, tuple)):
-            _accesses(checker, launch, value, write=write)
 
 
 # fmt: off
@@ -195,7 +181,7 @@ def _reporting(
     @wraps(method)
     def patched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         current = watcher()
-        if current is None or memory.on_device(tensor):
+        if current is None or current.device_works or memory.on_device(tensor):
             return method(tensor, *args, **kwargs)
         values = (tensor, *args, *kwargs.values())
         # A mode of functions may report the same call, by ``host_ops``.
@@ -203,7 +189,7 @@ def _reporting(
             with host_ops(name, current, memory, values):
                 return method(tensor, *args, **kwargs)
         # A copy from the device is the device's access.
-        if not current.device_works and not any(map(memory.on_device, values)):
+        if not any(map(memory.on_device, values)):
             for part in _pinned(memory, values):
                 current.host_access(_called(name), part, write=writes and part is tensor)
         return method(tensor, *args, **kwargs)

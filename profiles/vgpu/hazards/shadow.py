@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import ref
@@ -75,20 +75,22 @@ WINDOW = 16  # accesses of one kind, after which those that every later operatio
 class AccessHistory:
     """One actor's reads or writes: the latest for each footprint. Several storages may share one history."""
 
-    __slots__ = ("_last", "accesses", "actor", "others", "write")
+    __slots__ = ("accesses", "actor", "last", "others", "write")
 
-    def __init__(self, actor: int, *, write: bool) -> None:
+    def __init__(self, actor: int, write: bool) -> None:
         self.actor = actor
         self.write = write
         self.accesses: dict[Footprint, IssuedOp] = {}
         # That of each recurring launch, which touches a storage in one way; and, by whether its launch is recurring,
         # the last one before the block was freed.
-        self.others: dict[IssuedOp | bool, MemoryAccess] = {}
-        self._last = 0  # an upper bound of the numbers of the launches in ``accesses``
+        self.others: Mapping[IssuedOp | bool, MemoryAccess] = _NO_OTHERS
+        self.last = 0  # an upper bound of the numbers of the launches in ``accesses``
 
     def after(self, known: int) -> bool:
         """Whether there may be a launch whose number is above ``known``."""
-        return self._last > known or any(access.launch.seq > known for access in self.others.values())
+        if self.last > known or not self.others:
+            return self.last > known
+        return any(access.launch.seq > known for access in self.others.values())
 
     def since(self, known: int) -> list[MemoryAccess]:
         """The accesses whose launches have numbers above ``known``."""
@@ -103,20 +105,25 @@ class AccessHistory:
         if self.others and any(
             old.freed_origin and old.footprint == footprint for old in self.others.values()
         ):
-            self.others.pop(launch.recurring, None)
+            self._drop(launch.recurring)
         if launch.recurring:
-            self.others[launch] = MemoryAccess(launch, footprint, self.write)
+            self.others = {**self.others, launch: MemoryAccess(launch, footprint, self.write)}
             return
         self.accesses[footprint] = launch
-        if launch.seq > self._last:
-            self._last = launch.seq
+        if launch.seq > self.last:
+            self.last = launch.seq
+
+    def _drop(self, recurring: bool) -> None:
+        self.others = {key: access for key, access in self.others.items() if key is not recurring}
 
     def prune(self, known: int) -> None:
         for footprint in [footprint for footprint, launch in self.accesses.items() if launch.seq <= known]:
             del self.accesses[footprint]
         if False in self.others and self.others[False].launch.seq <= known:
-            del self.others[False]
+            self._drop(False)
 
+
+_NO_OTHERS: Mapping[IssuedOp | bool, MemoryAccess] = {}
 
 # By actor; a shared history is its own key.
 Histories = dict[int | AccessHistory, AccessHistory]
@@ -217,7 +224,7 @@ class ShadowMemory:
 
     def pending(self, actor: int, clock: Clock) -> list[MemoryAccess]:
         """Other actors' accesses that are not ordered before the actor's clock."""
-        return [] if self.ordered >> actor & 1 else list(self._after(actor, clock, write=True))
+        return list(self._after(actor, clock, write=True))
 
     def _after(self, actor: int, clock: Clock, *, write: bool) -> Iterator[MemoryAccess]:
         """Other actors' accesses after the clock, with which a read or a write of the actor may conflict."""
@@ -230,17 +237,19 @@ class ShadowMemory:
                 if history.actor != actor and history.after(known):
                     yield from history.since(known)
 
-    def add(self, launch: IssuedOp, footprint: Footprint, *, write: bool) -> bool:
+    def add(self, launch: IssuedOp, footprint: Footprint, write: bool) -> bool:
         """Add an access that has been compared with those before it; returns whether pruning is due. A write to the
         whole storage replaces all earlier accesses."""
         actor = launch.actor
         bit, histories = 1 << actor, self.reads
         if write:
-            if type(footprint) is ByteSpan and footprint.end - footprint.start >= self.size:
+            if type(footprint) is ByteSpan and footprint[1] - footprint[0] >= self.size:
                 if self.settled_groups:
                     self.mark_uncompared()
-                self.reads.clear()
-                self.writes.clear()
+                if self.reads:
+                    self.reads.clear()
+                if self.writes:
+                    self.writes.clear()
                 self.ordered = self.ordered_reads = bit
                 self.whole_write = launch
                 return False
@@ -251,7 +260,7 @@ class ShadowMemory:
             self.mark_uncompared()
         history = histories.get(actor)
         if history is None:
-            history = histories[actor] = AccessHistory(actor, write=write)
+            history = histories[actor] = AccessHistory(actor, write)
         history.add(launch, footprint)
         return len(history.accesses) > self.limit
 
@@ -260,8 +269,8 @@ class ShadowMemory:
         for access in accesses:
             self.ordered = self.ordered_reads = 0
             histories, launch = self.writes if access.write else self.reads, access.launch
-            history = histories.setdefault(launch.actor, AccessHistory(launch.actor, write=access.write))
-            history.others[launch.recurring] = access
+            history = histories.setdefault(launch.actor, AccessHistory(launch.actor, access.write))
+            history.others = {**history.others, launch.recurring: access}
             self.inherits_recurring |= launch.recurring
 
     def settled(self, actor: int, clock: Clock, *, write: bool) -> bool:

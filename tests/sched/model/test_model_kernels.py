@@ -106,8 +106,9 @@ def test_attention_reads_the_slots_of_its_requests_and_no_others() -> None:
 
     cache = next(access for access in accesses if access.tensor is args[1])
 
-    assert cache.rows is not None and cache.counts is not None
-    slots = [line[:count].tolist() for line, count in zip(cache.rows, cache.counts.tolist(), strict=True)]
+    assert cache.rows is not None and cache.lens is not None and cache.table is not None
+    lengths = zip(cache.rows, cache.lens.tolist(), strict=True)
+    slots = [cache.table[row, :length].tolist() for row, length in lengths]
     assert slots == [[*range(1, 6)], [*range(10, 80)], [90, 91]]
 
 
