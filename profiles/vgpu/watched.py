@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 
 import torch
 
+from ..record.timeline import OrderKind
 from .copies import CopyHandlers
 from .device import VirtualGpu
 from .engine import EventRecording, PeerEventRecording, StreamQueue
@@ -32,22 +33,21 @@ class WatchedRuntime(Runtime):
         return waits
 
     def synchronize(self, stream: StreamQueue, *, site: int | None = None) -> None:
-        place = self.clocks.reach("wait") if site is None else None  # otherwise a part of a copy
         super().synchronize(stream, site=site)
+        place = self._reach("wait") if site is None else None  # otherwise a part of a copy
         self._synchronized(stream, place)
 
     def synchronize_event(self, stream: StreamQueue, recording: EventRecording) -> None:
-        place = self.clocks.reach("wait")
         super().synchronize_event(stream, recording)
-        self.clocks.synchronize(recording.clock, place)
+        self.clocks.synchronize(recording.clock, self._reach("wait"))
 
     def synchronize_device(self) -> None:
         super().synchronize_device()
         self.clocks.synchronize_all()
 
     def record(self, stream: StreamQueue) -> EventRecording:
-        place = self.clocks.reach("event")
         recording = super().record(stream)
+        place = self._reach("event") if self.capture is None else self.clocks.reach("event")
         recording.clock = self.clocks.recorded(stream.id + 1, place)
         return recording
 
@@ -60,7 +60,7 @@ class WatchedRuntime(Runtime):
     def wait_event(self, stream: StreamQueue, recording: EventRecording) -> None:
         super().wait_event(stream, recording)
         if self.capture is None:
-            self.clocks.wait(stream.id + 1, recording.clock, self.clocks.reach("wait"))
+            self.clocks.wait(stream.id + 1, recording.clock, self._reach("wait"))
 
     def order_after_current(self, queue: StreamQueue) -> None:
         super().order_after_current(queue)
@@ -92,6 +92,10 @@ class WatchedRuntime(Runtime):
         if idle:
             self._synchronized(stream)
         return idle
+
+    def _reach(self, kind: OrderKind) -> int:
+        """The line of the call that was just made orders."""
+        return self.clocks.reach(kind, self.sites.last)
 
     def _synchronized(self, stream: StreamQueue, place: int | None = None) -> None:
         self.clocks.synchronize(self.clocks.recorded(stream.id + 1), place)

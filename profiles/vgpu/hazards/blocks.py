@@ -105,8 +105,6 @@ class FreeBlocks:
 
     def give(self, actor: int, shadow: ShadowMemory, recorded: Mapping[int, int]) -> None:
         """The host frees a block of that stream; re-use waits for the ``recorded`` streams."""
-        if shadow.ordered >> actor & 1:
-            return
         found = shadow.pending(actor, self._clocks.floor(actor))
         if not found:
             return
@@ -193,8 +191,9 @@ class ShadowTable:
         return shadow
 
     def _freed(self, block: Block) -> None:
-        if not (block.shadow.private or block.shadow.pinned):
-            self._free.give(block.actor, block.shadow, block.recorded)
+        shadow, actor = block.shadow, block.actor
+        if not (shadow.ordered >> actor & 1 or shadow.private or shadow.pinned):
+            self._free.give(actor, shadow, block.recorded)
 
     @contextmanager
     def temporary(self) -> Iterator[set[ShadowMemory]]:

@@ -47,18 +47,16 @@ class HazardChecker(Watcher):
 
     def launch(self, op: str) -> IssuedOp:
         """An operation of the current stream, issued from the source line of the last call of the device."""
-        return self._launched(op, self._program.sites.last)
+        if self._fused is not None:
+            return self._fused
+        program, clocks = self._program, self._clocks
+        actor = program.stream.id + 1
+        return IssuedOp(actor, clocks.launch(actor), clocks.of(actor), op, program.sites.last)
 
     def launch_here(self, op: str) -> IssuedOp:
         """An operation of the current stream before its own call of the device: looks up the source line."""
-        return self._launched(op, self._program.sites.here())
-
-    def _launched(self, op: str, site: int) -> IssuedOp:
-        if self._fused is not None:
-            return self._fused
-        actor = self._program.stream.id + 1
-        seq = self._clocks.launch(actor)
-        return IssuedOp(actor, seq, self._clocks.of(actor), op, site)
+        self._program.sites.here()
+        return self.launch(op)
 
     def access(self, launch: IssuedOp, tensor: torch.Tensor, *, write: bool) -> None:
         """An access to device memory, or to pinned memory, which can still be accessed later. Before a write to memory

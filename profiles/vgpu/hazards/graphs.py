@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 
 from ....sched.kernels.declare import Kernel
 from ...platform.machine import VisitingKernel
-from .clocks import VectorClocks
+from .clocks import Clock, VectorClocks
 from .declared import ArgumentAccess, DeclaredFootprints, Parts
 from .footprints import ByteSpan, Footprint, Scattered, joined
-from .shadow import WINDOW, AccessHistory, IssuedOp, NamedMemory, ShadowMemory
+from .shadow import AccessHistory, IssuedOp, NamedMemory, ShadowMemory
 
 # Compares a launch's access to memory, by its footprint and whether it writes, with the earlier ones.
 Compare = Callable[[IssuedOp, ShadowMemory, Footprint, bool], None]
+
+_FEW = 4  # replays, after which the accesses that every later operation comes after are dropped
 
 
 class StorageGroup:
@@ -32,7 +34,6 @@ class StorageGroup:
         self._uncompared: set[ShadowMemory] = set()  # those that have to be compared at the next replay
         self._named: dict[ShadowMemory, NamedMemory] = {}
         self._histories: dict[int, AccessHistory] = {}
-        self._limit = WINDOW
 
     def add(self, shadow: ShadowMemory) -> None:
         self._shadows[shadow] = None
@@ -57,9 +58,12 @@ class StorageGroup:
         for named in self._named.values():
             named.note(launch, write=write)
         history.add(launch, footprint)
-        if len(history.accesses) > self._limit:
-            history.prune(clocks.known()[actor])
-            self._limit = 2 * len(history.accesses) + WINDOW
+
+    def prune(self, known: Clock) -> int:
+        """Drop the accesses that every later operation comes after; returns how many one actor has left."""
+        for actor, history in self._histories.items():
+            history.prune(known[actor])
+        return max(len(history.accesses) for history in self._histories.values())
 
 
 class _KernelNodes(NamedTuple):
@@ -82,6 +86,8 @@ class GraphFootprint:
         self._nodes: dict[object, _KernelNodes] = {}
         # By stream, with the storages whose reads have to be compared at the next replay.
         self._recurring: dict[int, tuple[IssuedOp, set[ShadowMemory]]] = {}
+        self._kept = 0  # the number of replays whose accesses are kept is at most this
+        self._limit = _FEW
 
     def touch(self, shadow: ShadowMemory, footprint: Footprint, *, write: bool) -> None:
         known = ByteSpan(0, shadow.size) if type(footprint) is Scattered else footprint
@@ -142,8 +148,15 @@ class GraphFootprint:
             shadow.settle(uncompared, actor, clocks.floor(actor), write=False)
 
     def scattered(self, launch: IssuedOp, clocks: VectorClocks, compare: Compare) -> None:
-        """Compares and adds a replay's accesses that follow from values."""
+        """Compares and adds a replay's accesses that follow from values. Their copies are large, so that few replays
+        are kept."""
         for nodes in self._nodes.values():
             pieces = nodes.parts()
             for access, group in nodes.groups.items():
                 group.touch(launch, pieces[access.order], clocks, compare)
+        self._kept += 1
+        if self._kept > self._limit:
+            known = clocks.known()
+            groups = (group for nodes in self._nodes.values() for group in nodes.groups.values())
+            self._kept = max((group.prune(known) for group in groups), default=0)
+            self._limit = 2 * self._kept + _FEW

@@ -47,6 +47,7 @@ class ProbedClocks(VectorClocks):
 
     def __init__(self, host: int, sites: Sites) -> None:
         self._sites = sites
+        self._numbers: dict[int, int] = {}
         self._places: dict[int, _Place] = {}
         self._without: dict[int, dict[int, Clock]] = {}
         self._floors: dict[int, Clock] = {}
@@ -54,9 +55,14 @@ class ProbedClocks(VectorClocks):
 
     # ---- places ----------------------------------------------------------------------------------------------
 
-    def reach(self, kind: OrderKind) -> int:
-        """The calling source line is about to order. Returns its number."""
-        number = self._sites.here()
+    def reach(self, kind: OrderKind, line: int | None = None) -> int:
+        """The calling source line orders. Returns its number. ``line``: what the device calls the same line, by which
+        the number is found without a search of the stack."""
+        number = None if line is None else self._numbers.get(line)
+        if number is None:
+            number = self._sites.here()
+            if line is not None:
+                self._numbers[line] = number
         place = self._places.get(number)
         if place is None:
             place = self._places[number] = _Place(kind)

@@ -22,6 +22,7 @@ class MemoryOrigin(NamedTuple):
 
 
 UNWRITTEN = MemoryOrigin("", "", NO_SITE)
+_NO_OTHERS: Mapping[IssuedOp | bool, MemoryAccess] = {}
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +124,6 @@ class AccessHistory:
             self._drop(False)
 
 
-_NO_OTHERS: Mapping[IssuedOp | bool, MemoryAccess] = {}
 
 # By actor; a shared history is its own key.
 Histories = dict[int | AccessHistory, AccessHistory]
@@ -165,7 +165,7 @@ class ShadowMemory:
     # The last write to all of the storage, which came before everything in the histories.
     whole_write: IssuedOp | None = None
     # Not a WeakSet, whose methods cost more than all else here; those that are gone are dropped now and then.
-    dependents: list[ref[ValueSource]] = field(default_factory=list)
+    dependents: tuple[ref[ValueSource], ...] = ()
     # What determined the footprint of the last access by indices, and the footprint.
     indexed: tuple[object, Scattered | None] = (None, None)
     inherits_recurring: bool = False
@@ -188,15 +188,15 @@ class ShadowMemory:
     def add_dependent(self, source: ref[ValueSource]) -> None:
         """``source`` reads the values of this storage."""
         self.follow()
-        self.dependents.append(source)
+        self.dependents += (source,)
         if len(self.dependents) % WINDOW == 0:
-            self.dependents = [source for source in self.dependents if source() is not None]
+            self.dependents = tuple(source for source in self.dependents if source() is not None)
 
     def freeze(self) -> None:
         """The values are about to change: those that footprints follow from are copied."""
         self.epoch += 1
         if self.dependents:
-            sources, self.dependents = self.dependents, []
+            sources, self.dependents = self.dependents, ()
             for source in sources:
                 if (found := source()) is not None:
                     found.freeze()
