@@ -289,7 +289,7 @@ class HazardWatch(TorchDispatchMode, Observer):
         launch = checker.launch("copy h2d" if up else "copy d2h" if down else "copy d2d")
         checker.access(launch, source, write=False)
         if not down:
-            checker.announce((target,))
+            checker.announce(target)
         checker.access(launch, target, write=True)
         return self._compute_at_work(func, args, kwargs)
 

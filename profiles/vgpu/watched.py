@@ -9,7 +9,6 @@ from typing import Any, TypeGuard
 
 import torch
 
-from ..record.timeline import OrderKind
 from .copies import CopyHandlers
 from .device import VirtualGpu
 from .engine import EventRecording, PeerEventRecording, StreamQueue
@@ -34,12 +33,12 @@ class WatchedRuntime(Runtime):
 
     def synchronize(self, stream: StreamQueue, *, site: int | None = None) -> None:
         super().synchronize(stream, site=site)
-        place = self._reach("wait") if site is None else None  # otherwise a part of a copy
+        place = self.clocks.reach("wait", self.sites.last) if site is None else None  # a part of a copy
         self._synchronized(stream, place)
 
     def synchronize_event(self, stream: StreamQueue, recording: EventRecording) -> None:
         super().synchronize_event(stream, recording)
-        self.clocks.synchronize(recording.clock, self._reach("wait"))
+        self.clocks.synchronize(recording.clock, self.clocks.reach("wait", self.sites.last))
 
     def synchronize_device(self) -> None:
         super().synchronize_device()
@@ -47,7 +46,7 @@ class WatchedRuntime(Runtime):
 
     def record(self, stream: StreamQueue) -> EventRecording:
         recording = super().record(stream)
-        place = self._reach("event") if self.capture is None else self.clocks.reach("event")
+        place = self.clocks.reach("event", self.sites.last if self.capture is None else None)
         recording.clock = self.clocks.recorded(stream.id + 1, place)
         return recording
 
@@ -60,7 +59,7 @@ class WatchedRuntime(Runtime):
     def wait_event(self, stream: StreamQueue, recording: EventRecording) -> None:
         super().wait_event(stream, recording)
         if self.capture is None:
-            self.clocks.wait(stream.id + 1, recording.clock, self._reach("wait"))
+            self.clocks.wait(stream.id + 1, recording.clock, self.clocks.reach("wait", self.sites.last))
 
     def order_after_current(self, queue: StreamQueue) -> None:
         super().order_after_current(queue)
@@ -93,10 +92,6 @@ class WatchedRuntime(Runtime):
             self._synchronized(stream)
         return idle
 
-    def _reach(self, kind: OrderKind) -> int:
-        """The line of the call that was just made orders."""
-        return self.clocks.reach(kind, self.sites.last)
-
     def _synchronized(self, stream: StreamQueue, place: int | None = None) -> None:
         self.clocks.synchronize(self.clocks.recorded(stream.id + 1), place)
 
@@ -116,7 +111,7 @@ class WatchedCopies(CopyHandlers):
         launch = checker.launch_here(_name(target, source))
         checker.access(launch, source, write=False)
         if type(target) is DeviceTensor:
-            checker.announce((target,))
+            checker.announce(target)
         checker.access(launch, target, write=True)
         checker.spent += perf_counter_ns() - begin
         with checker.device_at_work():
@@ -131,7 +126,8 @@ class WatchedCopies(CopyHandlers):
 
     def to_copy(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
         launch = self._checker.launch_here("_to_copy" if kwargs.get("device") is None else "copy d2h")
-        result = super().to_copy(args, kwargs)
+        with self._checker.device_at_work():
+            result = super().to_copy(args, kwargs)
         begin = perf_counter_ns()
         if not result.is_meta:
             self._checker.access(launch, args[0], write=False)

@@ -105,7 +105,7 @@ class FreeBlocks:
 
     def give(self, actor: int, shadow: ShadowMemory, recorded: Mapping[int, int]) -> None:
         """The host frees a block of that stream; re-use waits for the ``recorded`` streams."""
-        found = shadow.pending(actor, self._clocks.floor(actor))
+        found = list(shadow.after(actor, self._clocks.floor(actor), write=True))
         if not found:
             return
         clock, key = self._clocks.of(actor), (actor, shadow.size <= SMALL_BYTES)

@@ -75,14 +75,14 @@ class HazardChecker(Watcher):
             elif isinstance(value, (list, tuple)):
                 self.accesses(launch, value, write=write)
 
-    def announce(self, targets: Iterable[Any]) -> None:
-        """The values of the device tensors among values and lists of values are about to be written."""
-        if self._capturing is None:
-            for target in targets:
-                if self.memory.on_device(target):
-                    self._table.block(target).shadow.freeze()
-                elif isinstance(target, (list, tuple)):
-                    self.announce(target)
+    def announce(self, target: Any) -> None:
+        """The values of the tensor, or of the device tensors in a list, are about to be written."""
+        if self.memory.on_device(target):
+            if self._capturing is None:
+                self._table.block(target).shadow.freeze()
+        elif isinstance(target, (list, tuple)):
+            for each in target:
+                self.announce(each)
 
     def host_access(self, op: str, tensor: torch.Tensor, *, write: bool) -> None:
         shadow = getattr(tensor.untyped_storage(), SHADOW, None)
@@ -210,11 +210,8 @@ class HazardChecker(Watcher):
             for kernel in part.visiting:
                 self._freeze(kernel)
         self.spent += perf_counter_ns() - begin
-        before, self.device_works = self.device_works, True
-        try:
+        with self.device_at_work():
             yield
-        finally:
-            self.device_works = before
         begin = perf_counter_ns()
         for k, part in enumerate(parts):
             operation = replace(launch, seq=launch.seq + k) if k else launch

@@ -86,8 +86,7 @@ class VectorClocks:
 
 def join(clock: Clock, other: Sequence[int]) -> None:
     """The clock comes after ``other``, too."""
-    if len(clock) < len(other):
-        clock += [0] * (len(other) - len(clock))
+    clock += [0] * (len(other) - len(clock))
     for k, number in enumerate(other):
         if number > clock[k]:
             clock[k] = number

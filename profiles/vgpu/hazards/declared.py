@@ -7,7 +7,7 @@ follow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -106,14 +106,11 @@ class DeclaredFootprints:
         key = self._key(tensor, values=False), [self._key(index, values=True) for index in indices]
         last, footprint = shadow.indexed
         if footprint is None or key != last:
-            given = {k: index for k, index in enumerate(indices) if index is not None}
-            keys = tuple(k if k in given else None for k in range(len(indices)))
-            selections = Selections(
-                {0: (Grid.of(memory.held(tensor)), keys)},
-                {k: partial(copied, memory.held(index)) for k, index in given.items()},
-            )
+            held = [None if index is None else memory.held(index) for index in indices]
+            values = {id(index): partial(copied, index) for index in held if index is not None}
+            selections = Selections({0: (Grid.of(memory.held(tensor)), (*map(id, held),))}, values)
             source = ValueSource(Grid.at, lambda: selections)
-            self._table.depend(source, [self._table.block(index).shadow for index in given.values()])
+            self._table.depend(source, [self._table.block(i).shadow for i in indices if i is not None])
             footprint = Scattered(partial(source.pieces, 0))
             shadow.indexed = key, footprint
         return footprint
@@ -136,14 +133,11 @@ class DeclaredFootprints:
             if span.end > span.start
         ]
 
-    def shadows(self, accesses: Sequence[ArgumentAccess], arguments: Sequence[Any]) -> Iterator[ShadowMemory]:
-        """The shadow memory of arguments that are device tensors or pinned memory."""
-        for access in accesses:
-            shadow, _ = self._table.part(access.tensor(arguments))
-            assert shadow is not NO_MEMORY, (
-                "a scattered footprint on memory that is neither the device's nor pinned"
-            )
-            yield shadow
+    def shadow(self, access: ArgumentAccess, arguments: Sequence[Any]) -> ShadowMemory:
+        """The shadow memory of an argument that is a device tensor or pinned memory."""
+        shadow, _ = self._table.part(access.tensor(arguments))
+        assert shadow is not NO_MEMORY, "scattered, on memory that is neither the device's nor pinned"
+        return shadow
 
     def key(self, form: KernelForm, arguments: Sequence[Any]) -> object:
         """Determines the scattered footprints: the values that they follow from, and the geometry of what has them."""
@@ -176,20 +170,16 @@ def _kept(memory: DeviceMemory, tensor: torch.Tensor) -> torch.Tensor:
 def _evaluated(
     footprint: Callable[[], Sequence[Access]], kept: Callable[[torch.Tensor], torch.Tensor]
 ) -> Selections:
-    accesses, values = {}, {}
+    accesses: dict[int, tuple[Grid, tuple[object, ...]]] = {}
+    values: dict[object, Callable[[], torch.Tensor]] = {}
     for order, (tensor, _, rows, lens, table) in enumerate(footprint()):
-        if rows is None:
-            continue
-        if table is None:
-            keys: tuple[object, ...] = id(rows), None if lens is None else id(lens), None
-            values[keys[0]] = partial(kept, rows)
-        else:
-            assert lens is not None
-            keys = (id(table), id(rows), id(lens)), None, id(lens)
-            values[keys[0]] = partial(entries, table, rows, lens)
-        if lens is not None:
-            values[id(lens)] = partial(kept, lens)
-        accesses[order] = Grid.of(tensor), keys
+        if rows is not None:
+            values |= {id(value): partial(kept, value) for value in (rows, lens) if value is not None}
+            keys: tuple[object, ...] = id(rows), id(lens), None
+            if table is not None and lens is not None:
+                keys = (id(table), *keys), None, id(lens)
+                values[keys[0]] = partial(entries, table, rows, lens)
+            accesses[order] = Grid.of(tensor), keys
     return Selections(accesses, values)
 
 

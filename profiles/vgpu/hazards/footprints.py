@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,8 +18,6 @@ from ....sched.kernels.arrays import kept_array
 from ...platform.machine import StorageAccess
 
 Offsets = np.ndarray[Any, np.dtype[np.int64]]
-
-CLOSED: Final = "a footprint is read after its virtual GPU was closed"
 
 
 class ByteSpan(NamedTuple):
@@ -62,13 +60,10 @@ class Pieces(NamedTuple):
         return cls(starts[order], np.maximum.accumulate(ends[order]))
 
 
-class Scattered:
+class Scattered(NamedTuple):
     """Pieces that are computed on demand."""
 
-    __slots__ = ("pieces",)
-
-    def __init__(self, pieces: Callable[[], Pieces]) -> None:
-        self.pieces = pieces
+    pieces: Callable[[], Pieces]
 
 
 Span = ByteSpan | StridedSpan
@@ -98,10 +93,8 @@ def entries(table: torch.Tensor, rows: torch.Tensor, lens: torch.Tensor) -> torc
     """A copy of the first entries of those rows of the table, as many of each as of the longest of them."""
     if not table.is_cpu:
         return copied(table[:, : max(lens.tolist(), default=0)].index_select(0, rows))
-    longest = max(kept_array(lens).tolist(), default=0)
-    return torch.from_numpy(
-        kept_array(table)[kept_array(rows), :longest]
-    )  # in less than half of torch's time
+    longest = max(kept_array(lens).tolist(), default=0)  # NumPy needs less than half of torch's time
+    return torch.from_numpy(kept_array(table)[kept_array(rows), :longest])
 
 
 def span(tensor: torch.Tensor) -> Span:
@@ -186,7 +179,7 @@ class Selections(NamedTuple):
     makes a tensor whose values stay, by key."""
 
     accesses: Mapping[int, tuple[Grid, tuple[object, ...]]]
-    values: Mapping[object, Callable[[], torch.Tensor]]
+    values: Mapping[Any, Callable[[], torch.Tensor]]
 
 
 class ValueSource:
@@ -199,6 +192,7 @@ class ValueSource:
     ) -> None:
         self._select = select
         self._present: Callable[[], Selections] | None = present
+        self._accesses: Mapping[int, tuple[Grid, tuple[object, ...]]] = {}
         self._values: dict[object, torch.Tensor] = {}
         self._pieces: dict[object, Pieces] = {}
 
@@ -210,11 +204,11 @@ class ValueSource:
 
     def drop(self) -> None:
         """Release the values, which are not read any more."""
-        self._present, self._values = None, {}
+        self._present, self._accesses, self._values = None, {}, {}
 
     def pieces(self, order: int) -> Pieces:
         self.freeze()
-        assert self._values, CLOSED
+        assert self._accesses, "a footprint is read after its virtual GPU was closed"
         selected = grid, keys = self._accesses[order]
         if selected not in self._pieces:
             self._pieces[selected] = self._select(grid, [self._values.get(key) for key in keys])

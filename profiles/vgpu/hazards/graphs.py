@@ -9,15 +9,14 @@ from typing import Any, NamedTuple
 
 from ....sched.kernels.declare import Kernel
 from ...platform.machine import VisitingKernel
-from .clocks import Clock, VectorClocks
+from .clocks import VectorClocks
 from .declared import ArgumentAccess, DeclaredFootprints, Parts
 from .footprints import ByteSpan, Footprint, Scattered, joined
 from .shadow import AccessHistory, IssuedOp, NamedMemory, ShadowMemory
 
 # Compares a launch's access to memory, by its footprint and whether it writes, with the earlier ones.
 Compare = Callable[[IssuedOp, ShadowMemory, Footprint, bool], None]
-
-_FEW = 4  # replays, after which the accesses that every later operation comes after are dropped
+_FEW = 8  # replays, as a ``WINDOW`` of accesses that keep large copies of values
 
 
 class StorageGroup:
@@ -34,6 +33,7 @@ class StorageGroup:
         self._uncompared: set[ShadowMemory] = set()  # those that have to be compared at the next replay
         self._named: dict[ShadowMemory, NamedMemory] = {}
         self._histories: dict[int, AccessHistory] = {}
+        self._limit = _FEW
 
     def add(self, shadow: ShadowMemory) -> None:
         self._shadows[shadow] = None
@@ -47,7 +47,7 @@ class StorageGroup:
         actor, write = launch.actor, self.access.write
         history = self._histories.get(actor)
         if history is None:
-            history = self._histories[actor] = AccessHistory(actor, write)
+            history = self._histories[actor] = AccessHistory(actor, write=write)
         if self._uncompared:
             for shadow in [shadow for shadow in self._shadows if shadow in self._uncompared]:
                 if shadow.named is not None:
@@ -58,12 +58,9 @@ class StorageGroup:
         for named in self._named.values():
             named.note(launch, write=write)
         history.add(launch, footprint)
-
-    def prune(self, known: Clock) -> int:
-        """Drop the accesses that every later operation comes after; returns how many one actor has left."""
-        for actor, history in self._histories.items():
-            history.prune(known[actor])
-        return max(len(history.accesses) for history in self._histories.values())
+        if len(history.accesses) > self._limit:
+            history.prune(clocks.known()[actor])
+            self._limit = 2 * len(history.accesses) + _FEW
 
 
 class _KernelNodes(NamedTuple):
@@ -86,8 +83,6 @@ class GraphFootprint:
         self._nodes: dict[object, _KernelNodes] = {}
         # By stream, with the storages whose reads have to be compared at the next replay.
         self._recurring: dict[int, tuple[IssuedOp, set[ShadowMemory]]] = {}
-        self._kept = 0  # the number of replays whose accesses are kept is at most this
-        self._limit = _FEW
 
     def touch(self, shadow: ShadowMemory, footprint: Footprint, *, write: bool) -> None:
         known = ByteSpan(0, shadow.size) if type(footprint) is Scattered else footprint
@@ -103,9 +98,8 @@ class GraphFootprint:
             nodes = self._nodes.get(key)
             if nodes is None:
                 nodes = self._nodes[key] = _KernelNodes(declared.parts(kernel, form, args), args, {})
-            shadows = declared.shadows(form.scattered, args)
-            for shadow, access in zip(shadows, form.scattered, strict=True):
-                nodes.groups.setdefault(access, StorageGroup(access)).add(shadow)
+            for access in form.scattered:
+                nodes.groups.setdefault(access, StorageGroup(access)).add(declared.shadow(access, args))
 
     @cached_property
     def _written_spans(self) -> Sequence[tuple[ShadowMemory, Footprint]]:
@@ -148,15 +142,8 @@ class GraphFootprint:
             shadow.settle(uncompared, actor, clocks.floor(actor), write=False)
 
     def scattered(self, launch: IssuedOp, clocks: VectorClocks, compare: Compare) -> None:
-        """Compares and adds a replay's accesses that follow from values. Their copies are large, so that few replays
-        are kept."""
+        """Compares and adds a replay's accesses that follow from values."""
         for nodes in self._nodes.values():
             pieces = nodes.parts()
             for access, group in nodes.groups.items():
                 group.touch(launch, pieces[access.order], clocks, compare)
-        self._kept += 1
-        if self._kept > self._limit:
-            known = clocks.known()
-            groups = (group for nodes in self._nodes.values() for group in nodes.groups.values())
-            self._kept = max((group.prune(known) for group in groups), default=0)
-            self._limit = 2 * self._kept + _FEW

@@ -106,8 +106,8 @@ def _kernel(checker: HazardChecker, kernel: Kernel, handler: Handler) -> Handler
         # ``device_at_work`` without a context manager, since this is the hottest path.
         before, checker.device_works = checker.device_works, True
         try:
-            if written:
-                checker.announce([args[k] for k in written])
+            for k in written:
+                checker.announce(args[k])
             checker.spent += perf_counter_ns() - begin
             out = handler(args, kwargs)
         finally:

@@ -47,7 +47,7 @@ class ProbedClocks(VectorClocks):
 
     def __init__(self, host: int, sites: Sites) -> None:
         self._sites = sites
-        self._numbers: dict[int, int] = {}
+        self._numbers: dict[int | None, int] = {}
         self._places: dict[int, _Place] = {}
         self._without: dict[int, dict[int, Clock]] = {}
         self._floors: dict[int, Clock] = {}
@@ -56,13 +56,10 @@ class ProbedClocks(VectorClocks):
     # ---- places ----------------------------------------------------------------------------------------------
 
     def reach(self, kind: OrderKind, line: int | None = None) -> int:
-        """The calling source line orders. Returns its number. ``line``: what the device calls the same line, by which
-        the number is found without a search of the stack."""
-        number = None if line is None else self._numbers.get(line)
-        if number is None:
-            number = self._sites.here()
-            if line is not None:
-                self._numbers[line] = number
+        """The calling source line orders. Returns its number, which is looked up by that of the device's call there."""
+        number = self._numbers.get(line)
+        if line is None or number is None:
+            number = self._numbers[line] = self._sites.here()
         place = self._places.get(number)
         if place is None:
             place = self._places[number] = _Place(kind)

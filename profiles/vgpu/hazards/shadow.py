@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import ref
@@ -22,7 +22,6 @@ class MemoryOrigin(NamedTuple):
 
 
 UNWRITTEN = MemoryOrigin("", "", NO_SITE)
-_NO_OTHERS: Mapping[IssuedOp | bool, MemoryAccess] = {}
 
 
 @dataclass(slots=True, eq=False)
@@ -76,22 +75,21 @@ WINDOW = 16  # accesses of one kind, after which those that every later operatio
 class AccessHistory:
     """One actor's reads or writes: the latest for each footprint. Several storages may share one history."""
 
-    __slots__ = ("accesses", "actor", "last", "others", "write")
+    __slots__ = ("_last", "accesses", "actor", "others", "write")
 
-    def __init__(self, actor: int, write: bool) -> None:
+    def __init__(self, actor: int, *, write: bool) -> None:
         self.actor = actor
         self.write = write
         self.accesses: dict[Footprint, IssuedOp] = {}
         # That of each recurring launch, which touches a storage in one way; and, by whether its launch is recurring,
         # the last one before the block was freed.
-        self.others: Mapping[IssuedOp | bool, MemoryAccess] = _NO_OTHERS
-        self.last = 0  # an upper bound of the numbers of the launches in ``accesses``
+        self.others: dict[IssuedOp | bool, MemoryAccess] = {}
+        self._last = 0  # an upper bound of the numbers of the launches in ``accesses``
 
     def after(self, known: int) -> bool:
         """Whether there may be a launch whose number is above ``known``."""
-        if self.last > known or not self.others:
-            return self.last > known
-        return any(access.launch.seq > known for access in self.others.values())
+        others = self.others  # mostly none
+        return self._last > known or (bool(others) and any(a.launch.seq > known for a in others.values()))
 
     def since(self, known: int) -> list[MemoryAccess]:
         """The accesses whose launches have numbers above ``known``."""
@@ -106,23 +104,19 @@ class AccessHistory:
         if self.others and any(
             old.freed_origin and old.footprint == footprint for old in self.others.values()
         ):
-            self._drop(launch.recurring)
+            self.others.pop(launch.recurring, None)
         if launch.recurring:
-            self.others = {**self.others, launch: MemoryAccess(launch, footprint, self.write)}
+            self.others[launch] = MemoryAccess(launch, footprint, self.write)
             return
         self.accesses[footprint] = launch
-        if launch.seq > self.last:
-            self.last = launch.seq
-
-    def _drop(self, recurring: bool) -> None:
-        self.others = {key: access for key, access in self.others.items() if key is not recurring}
+        if launch.seq > self._last:
+            self._last = launch.seq
 
     def prune(self, known: int) -> None:
         for footprint in [footprint for footprint, launch in self.accesses.items() if launch.seq <= known]:
             del self.accesses[footprint]
         if False in self.others and self.others[False].launch.seq <= known:
-            self._drop(False)
-
+            del self.others[False]
 
 
 # By actor; a shared history is its own key.
@@ -205,7 +199,7 @@ class ShadowMemory:
         """Earlier accesses that conflict with this one and are not ordered before it."""
         return [
             access
-            for access in self._after(launch.actor, launch.clock, write=write)
+            for access in self.after(launch.actor, launch.clock, write=write)
             if access.kept_by is None and meet(access.footprint, footprint)
         ]
 
@@ -217,16 +211,12 @@ class ShadowMemory:
         clock = launch.clock
         return [
             access
-            for access in self._after(launch.actor, floor, write=write)
+            for access in self.after(launch.actor, floor, write=write)
             if (access.launch.seq <= clock[access.launch.actor]) is (access.kept_by is None)
             and meet(access.footprint, footprint)
         ]
 
-    def pending(self, actor: int, clock: Clock) -> list[MemoryAccess]:
-        """Other actors' accesses that are not ordered before the actor's clock."""
-        return list(self._after(actor, clock, write=True))
-
-    def _after(self, actor: int, clock: Clock, *, write: bool) -> Iterator[MemoryAccess]:
+    def after(self, actor: int, clock: Clock, *, write: bool) -> Iterator[MemoryAccess]:
         """Other actors' accesses after the clock, with which a read or a write of the actor may conflict."""
         whole = self.whole_write
         if whole is not None and whole.actor != actor and whole.seq > clock[whole.actor]:
@@ -246,10 +236,8 @@ class ShadowMemory:
             if type(footprint) is ByteSpan and footprint[1] - footprint[0] >= self.size:
                 if self.settled_groups:
                     self.mark_uncompared()
-                if self.reads:
-                    self.reads.clear()
-                if self.writes:
-                    self.writes.clear()
+                self.reads.clear()
+                self.writes.clear()
                 self.ordered = self.ordered_reads = bit
                 self.whole_write = launch
                 return False
@@ -260,7 +248,7 @@ class ShadowMemory:
             self.mark_uncompared()
         history = histories.get(actor)
         if history is None:
-            history = histories[actor] = AccessHistory(actor, write)
+            history = histories[actor] = AccessHistory(actor, write=write)
         history.add(launch, footprint)
         return len(history.accesses) > self.limit
 
@@ -269,8 +257,8 @@ class ShadowMemory:
         for access in accesses:
             self.ordered = self.ordered_reads = 0
             histories, launch = self.writes if access.write else self.reads, access.launch
-            history = histories.setdefault(launch.actor, AccessHistory(launch.actor, access.write))
-            history.others = {**history.others, launch.recurring: access}
+            history = histories.setdefault(launch.actor, AccessHistory(launch.actor, write=access.write))
+            history.others[launch.recurring] = access
             self.inherits_recurring |= launch.recurring
 
     def settled(self, actor: int, clock: Clock, *, write: bool) -> bool:
