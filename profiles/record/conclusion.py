@@ -200,7 +200,8 @@ def _costliest(result: Document) -> Iterator[str]:
     if interrupted:
         yield f"interrupted when {len(result['worth']['rows']):,} lines and phases had been asked"
     if best and most >= _LEAST_PERCENT:
-        done = _work(result, best["site"]) or best["what"]
+        rows = _rows(result)[_place(best["site"])]
+        done = _work(result, rows) if rows else best["what"]
         yield f"costliest line: {_place(best['site'])}, {done}, worth {most:.2g} % of throughput in this scenario"
     elif not interrupted:
         largest = f"; the largest gain is {most:.2g} %, of {_place(best['site'])}" if best else ""
@@ -208,15 +209,20 @@ def _costliest(result: Document) -> Iterator[str]:
 
 
 def _most_exposed(result: Document) -> Iterator[str]:
-    exposed: defaultdict[str, float] = defaultdict(float)
-    sites = {}
+    lines = _rows(result)
+    place = max(lines, key=lambda line: sum(row["exposed_us"] for row in lines[line]), default="")
+    if any(row["exposed_us"] > 0 for row in lines[place]):
+        waits = [row for row in lines[place] if row["host_us"] > 0 or row.get("blocking") or row.get("sync")]
+        yield f"most exposed wait: {place}, {_work(result, waits)}"
+
+
+def _rows(result: Document) -> defaultdict[str, list[Document]]:
+    """The copies, syncs and waits of each source line."""
+    found: defaultdict[str, list[Document]] = defaultdict(list)
     for row in (*result["copies"], *result["syncs"]):
-        if row["site"] is not None and row["exposed_us"] > 0:
-            exposed[_place(row["site"])] += row["exposed_us"]
-            sites[_place(row["site"])] = row["site"]
-    if exposed:
-        place = max(exposed, key=lambda name: exposed[name])
-        yield f"most exposed wait: {place}, {_work(result, sites[place])}"
+        if row["site"] is not None:
+            found[_place(row["site"])].append(row)
+    return found
 
 
 def _parts(result: Document) -> list[Document]:
@@ -228,16 +234,11 @@ def _place(site: Document) -> str:
     return f"{site['file']}:{site['line']}"
 
 
-def _work(result: Document, site: Document) -> str:
-    """What the line does how often in a step of the kind in which it does most; empty if it neither copies nor
-    waits, on the host or on a stream."""
-    copies = [row for row in result["copies"] if row["site"] and _place(row["site"]) == _place(site)]
-    syncs = [row for row in result["syncs"] if row["site"] and _place(row["site"]) == _place(site)]
+def _work(result: Document, rows: Sequence[Document]) -> str:
+    """What a line does how often in a step of the kind in which it does most: its copies, if there are any."""
     counts: defaultdict[tuple[str, str], int] = defaultdict(int)
-    for row in copies or syncs:
+    for row in [row for row in rows if "direction" in row] or rows:
         counts[row["kind"], _noun(row)] += row["count"]
-    if not counts:
-        return ""
     kind, noun = max(counts, key=lambda key: counts[key])
     steps = sum(part[kind]["steps"] for part in _parts(result) if kind in part)
     if not steps:

@@ -30,6 +30,15 @@ def test_the_conclusion_has_throughput_idle_time_its_cause_and_a_line(document: 
         "18,235 output tokens/s (emulated h200); GPU idle 2.7 % of a step (94.1 µs) between forwards, half of it "
         "exposed host work; most exposed wait: sched/relay/lengths.py:41, 0.5 blocking downloads per decode step."
     )
+    hidden = document["syncs"][0] | {
+        "call": "cudaStreamWaitEvent",
+        "sync": False,
+        "count": 1_400,
+        "host_us": 0.0,
+    }
+    received = hidden | {"call": "receive proxy", "count": 70, "host_us": 9e9, "exposed_us": 9e9}
+    document["syncs"] = [hidden, received]
+    assert conclusion(document).endswith("wait: sched/loop/settle.py:88, 0.1 waits per decode step.")
 
 
 @pytest.mark.parametrize(
