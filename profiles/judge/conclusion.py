@@ -108,7 +108,7 @@ def _verdict(found: Comparison) -> str:
     """Where some metrics have a verdict and others have none, which ones."""
     if not found.reasons:
         gated = found.headline if any(gate.name in found.headline for gate in found.rules.gates) else ()
-        which = f" in {titles(gated)}, the gated metric{'s' * (len(gated) > 1)}"
+        which = f" by the gated metric{'s' * (len(gated) > 1)} {titles(gated)}"
         return f"{found.verdict}{which if gated else ''}{_contrary(found)}"
     named: defaultdict[str, list[str]] = defaultdict(list)
     for name in found.headline:

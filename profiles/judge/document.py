@@ -88,23 +88,22 @@ def hint(found: Comparison) -> str | None:
         )
     open_metrics = {name: found.metrics[name] for name in found.headline if name in found.metrics}
     wanting = {name: one for name, one in open_metrics.items() if one.reasons == (Reason.LOW_N,)}
-    known = {name: one for name, one in wanting.items() if one.needed is not None}
+    known = {name: one.needed - one.n for name, one in wanting.items() if one.needed is not None}
     said, runs = [], RUNS[found.trials.design]
     if known:
-        worst = max(known.values(), key=lambda judged: (judged.needed or 0) - judged.n)
-        more = (worst.needed or 0) - worst.n
-        spent = more * 2 * fmean(x.run.wall_s for results in found.trials.results for x in results)
+        name = max(known, key=lambda metric: known[metric])
+        spent = known[name] * 2 * fmean(x.run.wall_s for results in found.trials.results for x in results)
         minutes = max(round(spent / 60), 1)
+        worst, time = wanting[name], f"about {minutes} minute{'s' * (minutes > 1)}"
+        instead = f"{worst.needed} {runs} instead of {worst.n}"
         said.append(
-            f"a verdict on {titles(known)} needs at least {worst.needed} {runs} instead of {worst.n}, "
-            "if they spread alike"
+            f"a verdict on {titles(known)} needs at least {instead}, if they spread alike"
             if worst.resolve is None
-            else f"{more} more {runs}, about {minutes} minute{'s' * (minutes > 1)}, would resolve {worst.resolve:g} %"
+            else f"{instead}, {time} more, would resolve {worst.resolve:g} % of {titles([name])}"
         )
-    never = [name for name in wanting if name not in known]
-    if never:
-        least = f"{found.rules.min_effect:g} %, the smallest effect of interest"
-        said.append(f"more {runs} would hardly decide {titles(never)}, which changes by about {least}")
+    never = titles(name for name in wanting if name not in known)
+    least = f"{found.rules.min_effect:g} %, the smallest effect of interest"
+    said += [f"more {runs} would hardly decide {never}, which changes by about {least}"] * bool(never)
     return "; ".join(said) or None
 
 

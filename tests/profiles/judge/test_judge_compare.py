@@ -211,6 +211,9 @@ def test_a_loss_that_is_too_small_for_a_trade_off_is_named(trials):
     metrics = {"output_throughput": change(3), "tpot_ms": change(0.9, "lower")}
     found = replace(judge(trials([100.0] * 5)), metrics=metrics, verdict="better", reasons=())
     assert "better, though TPOT worse by less than 1 %; output" in sentence(found)
+    gated = VerdictRules(gates=(parse("throughput:1%"),))
+    found = replace(found, rules=gated, headline=("output_throughput", "ttft_ms"))
+    assert "better by the gated metrics output throughput and TTFT; output" in sentence(found)
 
 
 def test_a_wait_of_a_stream_that_b_lacks_is_named(trials):
@@ -331,8 +334,8 @@ def test_a_noisy_measurement_names_the_needed_pairs(blocks, result):
     judged = found.metrics["output_throughput"]
     hint = written(found)["comparison"]["hint"]
     assert judged.reasons == (Reason.LOW_N,) and judged.needed is not None
-    assert hint.startswith(f"{judged.needed - 20} more pairs, about ")
-    assert hint.endswith(" minutes, would resolve 1 %")
+    assert hint.startswith(f"{judged.needed} pairs instead of 20, about ")
+    assert hint.endswith(" minutes more, would resolve 1 % of output throughput")
 
 
 @pytest.mark.parametrize(
@@ -344,7 +347,7 @@ def test_a_noisy_measurement_names_the_needed_pairs(blocks, result):
         ),
         (
             [100.0, 99.2, 99.8, 100.3, 100.9],
-            "25 more seeds, about 1 minute, would resolve 1 %",
+            "30 seeds instead of 5, about 1 minute more, would resolve 1 % of output throughput",
         ),
         (
             [100.4, 100.5, 100.6, 100.5, 100.6],
