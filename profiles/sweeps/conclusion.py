@@ -54,10 +54,10 @@ def beyond(document: Document, entry: Document) -> str:
 def _changes(document: Document) -> str:
     """The first changes of sign along the first axis."""
     found = document["break_even"]
+    key = document["sweep"]["axes"][0]["key"].rpartition(".")[2]
     if not found:
         judged = all(cell["candidate"] for cell in document["cells"])
-        return f"the sign changes nowhere{'' if judged else ' among those judged'}"
-    key = document["sweep"]["axes"][0]["key"].rpartition(".")[2]
+        return f"along {key} the sign changes nowhere{'' if judged else ' among those judged'}"
     words = []
     for entry in found:
         at = "".join(f"{name.rpartition('.')[2]}={value} " for name, value in entry["at"].items())

@@ -215,7 +215,7 @@ def test_doubtful_cells_are_listed() -> None:
     assert "+1.00 ≠ [1]" in lines[4] and "1 of 2 not judged" in lines[4]
     assert sweep_conclusion(content).endswith(
         "in 2 cells: 1 better, 1 not judged (tokens differ), +2.00 % at load=2 model=small; "
-        "the sign changes nowhere among those judged."
+        "along load the sign changes nowhere among those judged."
     )
     assert lines[5:] == [
         "[1] on: 1 of 2 requests refused",
