@@ -245,8 +245,8 @@ def _without_verdict(output_dir: Path | None) -> str:
     from ..profiles.record.result import read
 
     parts = [read(path).run.cancelled for path in output_dir.glob("[ab]/run-*.json")] if output_dir else []
-    cut = f" and {parts.count(True)} that was interrupted" if any(parts) else ""
-    return f"there is no verdict; runs kept in {output_dir}: {parts.count(False)}{cut}" if parts else ""
+    kept = f"{parts.count(False)} whole, {parts.count(True)} interrupted"
+    return f"there is no verdict; runs kept in {output_dir}: {kept}" if parts else ""
 
 
 def _named(of: Sequence[ASide], a: ASide, b: ASide, overrides: list[str]) -> tuple[str | None, ASide, ASide]:

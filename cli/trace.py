@@ -70,7 +70,7 @@ def _found(
         folder = source if source.is_dir() else source.parent
         found = read_ranks(folder)
         if not found:
-            raise UsageError(f"{source}: no {FILE} beside it; `run --output-dir` keeps one")
+            raise UsageError(f"{folder}: no {FILE} there; `run --output-dir` keeps one")
         return _of_ranks(found, folder)
     if is_recording(source.name):
         return {"": read_recording(source)}, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -73,7 +73,9 @@ def _complaint(details: ErrorDetails, *, root: type[BaseModel], source: Scenario
     if kind == "union_tag_not_found":
         return _Complaint((*path, _discriminator(context)), (), MISSING)
     if kind == "extra_forbidden":
-        return _Complaint(path, (), unknown("key", str(loc[-1]), _siblings(loc, root)))
+        tags = (_tagged(model, loc[-2]) for model in sections(loc[:-1], root) if len(loc) > 1)
+        branch = "".join(f" where {name} is {loc[-2]}" for name in tags if name)
+        return _Complaint(path, (), unknown(f"key{branch}", str(loc[-1]), _siblings(loc, root)))
     if loc[-1:] == ("[key]",):
         return _Complaint(path, (), unknown("key", str(loc[-2]), _choices(context["expected"])))
     if kind == "literal_error" and value == loc[-1] and value not in (known := _siblings(loc, root)):
@@ -130,9 +132,9 @@ def _step(models: list[type[BaseModel]], part: str | int) -> list[type[BaseModel
     return [model for model in models if _tagged(model, part)] or models
 
 
-def _tagged(model: type[BaseModel], tag: str | int) -> bool:
-    kinds = (field.annotation for field in model.model_fields.values())
-    return any(get_origin(kind) is Literal and get_args(kind) == (tag,) for kind in kinds)
+def _tagged(model: type[BaseModel], tag: str | int) -> str:
+    """The field that selects the branch of a union by that tag; empty if none does."""
+    return next((name for name, of in model.model_fields.items() if get_args(of.annotation) == (tag,)), "")
 
 
 def walk(

@@ -119,14 +119,13 @@ def captures_in(folder: Path) -> Sequence[Path]:
 
 def _beginning(path: Path) -> bytes:
     try:
-        regular = stat.S_ISREG(path.stat().st_mode)
-        if regular:
+        if stat.S_ISREG(path.stat().st_mode):
             with path.open("rb") as file:
                 return file.read(len(MAGIC))
     except (OSError, ValueError) as error:
         raise ResultError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-    kept = path / "result.json"
-    raise ResultError(f"{path}: not a regular file{f'; its result is {kept}' if kept.is_file() else ''}")
+    what = "a folder without a result.json" if path.is_dir() else "not a regular file"
+    raise ResultError(f"{path}: {what}")
 
 
 def stem(path: Path) -> str:

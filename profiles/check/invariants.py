@@ -355,7 +355,7 @@ def _misfed(request: Request, known: Sequence[tuple[Token, int, int]]) -> Iterat
         if value != meant:
             text = (
                 f"step {step}, request {request.id}, position {token.position}: row {token.row} of the relay "
-                f"gave token {value}, but {meant} was sampled for it"
+                f"gave token {value}, but the host has {meant} there"
             )
             yield Violation("a step is fed the tokens that were sampled", "input_ids", text)
 

@@ -232,7 +232,7 @@ def test_an_incomplete_run_gets_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_
     question, result = cut_short()
     (tmp_path / "a").mkdir()
     result.write(tmp_path / "a/run-000.json")
-    assert _without_verdict(tmp_path).endswith(f"{tmp_path}: 0 and 1 that was interrupted")
+    assert _without_verdict(tmp_path).endswith(f"{tmp_path}: 0 whole, 1 interrupted")
     monkeypatch.setattr(runs, "execute", lambda *_, **__: result)
     with pytest.raises(KeyboardInterrupt):
         attempt(question, Options(device="vgpu"))

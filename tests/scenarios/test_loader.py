@@ -64,8 +64,8 @@ expect:
         "f:11: engine.speculative.acceptance.mean: expected at least 1, got 0.5",
         "f:13: workload.requests: expected at least 1, got 0",
         "f:14: workload.arrival.rate: required, but not given",
-        "f:14: workload.arrival.rat: unknown key, did you mean 'rate'?",
-        "f:14: workload.arrival.concurrency: unknown key, known: process, rate",
+        "f:14: workload.arrival.rat: unknown key where process is poisson, did you mean 'rate'?",
+        "f:14: workload.arrival.concurrency: unknown key where process is poisson, known: process, rate",
         "f:15: workload.prompt_tokens.dist: expected fixed, uniform, normal or lognormal, got 'unifrm', "
         "did you mean 'uniform'?",
         "f:16: workload.output_tokens.dist: required, but not given",
