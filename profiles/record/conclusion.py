@@ -70,13 +70,13 @@ def listed(names: Sequence[str], most: int, *, between: str = ", ") -> str:
 
 def attributed(delta: float, lines: Sequence[Document]) -> str:
     """How much of a change of throughput by ``delta`` percent comes from the source line that accounts for most of it;
-    empty where no line was asked."""
+    empty where no line was asked, or the change is too small."""
     worth = {_place(line["site"]): line["worth_pct"] for line in lines if line["worth_pct"] is not None}
-    if not worth:
+    if not worth or abs(delta) < _LEAST_PERCENT:
         return ""
     place = max(worth, key=lambda name: worth[name] * delta)
     if worth[place] * delta <= 0 or abs(worth[place]) < _LEAST_PERCENT:
-        return f"no line alone accounts for {_LEAST_PERCENT:g}"
+        return f"no line alone accounts for {_LEAST_PERCENT:g} %"
     return f"{worth[place]:+.2f} come from {place}"
 
 
