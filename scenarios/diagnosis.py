@@ -71,7 +71,7 @@ def _complaint(details: ErrorDetails, *, root: type[BaseModel], source: Scenario
     if kind == "name":
         return _Complaint(path, (), context["message"])
     if kind == "union_tag_not_found":
-        return _Complaint((*path, _discriminator(context)), (), MISSING)
+        return _Complaint((*path, context["discriminator"].strip("'")), (), MISSING)
     if kind == "extra_forbidden":
         tags = (_tagged(model, loc[-2]) for model in sections(loc[:-1], root) if len(loc) > 1)
         branch = "".join(f" where {name} is {loc[-2]}" for name in tags if name)
@@ -81,7 +81,7 @@ def _complaint(details: ErrorDetails, *, root: type[BaseModel], source: Scenario
     if kind == "literal_error" and value == loc[-1] and value not in (known := _siblings(loc, root)):
         return _Complaint(path, (), unknown("key", str(value), [*_choices(context["expected"]), *known]))
     if kind == "union_tag_invalid":
-        named = (*path, _discriminator(context))
+        named = (*path, context["discriminator"].strip("'"))
         path = named if named in source.places else path
         value, context = context["tag"], {"expected": context["expected_tags"]}
     choices = _choices(context.get("expected", ""))
@@ -91,10 +91,6 @@ def _complaint(details: ErrorDetails, *, root: type[BaseModel], source: Scenario
 
 def _whole(context: Mapping[str, Any]) -> dict[str, object]:
     return {key: int(x) if isinstance(x, float) and x.is_integer() else x for key, x in context.items()}
-
-
-def _discriminator(context: Mapping[str, Any]) -> str:
-    return str(context["discriminator"]).strip("'")
 
 
 def _choices(expected: str) -> list[str]:

@@ -70,8 +70,9 @@ def _loaded(
     document = read(content, file)
     overridden = frozenset(_apply(document, overrides))
     source = ScenarioSource(document.places, folder, overridden)
-    if not isinstance(document.data, dict):
-        message = f"expected a mapping of name, model, workload and so on, got {show(document.data)}"
+    if not isinstance(document.data, dict) or "schema_version" in document.data:
+        found = "a stored result" if isinstance(document.data, dict) else show(document.data)
+        message = f"expected a mapping of name, model, workload and so on, got {found}"
         return None, [*document.problems, source.problem((), message)]
     return _validated(document, source)
 

@@ -146,6 +146,7 @@ ROOT = "f:1: expected a mapping of name, model, workload and so on, got"
         ("# nothing\n", [f"{ROOT} nothing"]),
         ("null", [f"{ROOT} nothing"]),
         ("- a\n- b", [f"{ROOT} a list"]),
+        ('{"schema_version": "1.0", "name": "a"}', [f"{ROOT} a stored result"]),
         ("name: a", [f"f:1: {section}: required, but not given" for section in ("model", "workload")]),
         (
             SOUND.replace("preset: tiny-llama", "preset: tiny-llama, path: there"),
