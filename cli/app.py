@@ -92,7 +92,8 @@ def _as_key(option: str, command: Any) -> str:
     from ..scenarios.overrides import keys
 
     name = option.removeprefix("--").replace("-", "_")
-    found = [".".join(path) for path in keys() if path[-1] == name] if "--set" in _options(command) else []
+    named = (path for path in keys() if path[1:] and path[-1] == name)  # a section has no single value
+    found = [".".join(path) for path in named] if "--set" in _options(command) else []
     return f"; --set {found[0]}=VALUE sets that key of the scenario" if len(found) == 1 else ""
 
 

@@ -138,6 +138,7 @@ USAGE: Final = {
     "watch -- python nosuch.py": "nosuch.py: no such script",
     "watch -- python -m train": "not Python's option -m",
     "watch -- ls": "watch runs Python programs",
+    "worth mixed --device cuda": "check, profile, sweep, onebatch\n",
     "worth mixed --set device.host=measured": "worth: device.host=measured measures the host's times",
 }
 UNABLE: Final = {
