@@ -88,8 +88,8 @@ def refusal(req: Request, config: EngineConfig, pool: int) -> str:
         return "empty prompt"
     if prompt + output + beyond > config.context_len:
         return f"{what} exceed the context length of {config.context_len}"
-    if prompt + output + beyond + config.page_size >= pool:
-        return f"{what} exceed the KV pool of {pool} tokens"
+    if prompt + output + beyond > (most := pool - config.page_size - 1):
+        return f"{what} exceed the {most} of the KV pool's {pool} tokens that one request may have"
     outside = [token for token in req.sampling.stop_token_ids if not 0 <= token < config.vocab_size]
     if outside:
         return f"stop token {outside[0]} is not in the vocabulary of {config.vocab_size}"

@@ -89,7 +89,8 @@ def test_a_request_whose_last_block_would_not_fit_is_refused() -> None:
     lengths = ("workload.prompt_tokens=30", "workload.output_tokens=23", "engine.kv_tokens=64")
     result = result_of("block_diffusion", *NONE, *lengths)
     assert {row.reason for row in result.requests} == {
-        "30 prompt + 23 new tokens + 11 for its last block exceed the KV pool of 64 tokens"
+        "30 prompt + 23 new tokens + 11 for its last block "
+        "exceed the 62 of the KV pool's 64 tokens that one request may have"
     }
     room = result_of("block_diffusion", *NONE, *lengths, "engine.kv_tokens=66")
     assert statuses(room) == {"finished"}
