@@ -185,7 +185,7 @@ def counts(result: Document) -> Table:
 
 def _whose(result: Document, part: str) -> str:
     """Of which rank each kind of step in a part of the result is; those of other ranks are in the document."""
-    if not (ranks := result.get("ranks")):
+    if not (ranks := result.get("ranks")) or not result[part]:
         return ""
     kinds = defaultdict[str, list[str]](list)
     for kind in ordered_kinds(result[part]):

@@ -281,6 +281,8 @@ def test_sends_are_counted_and_untruncated_on_a_narrow_page(document, most):
     assert "decode.steady" in table
     assert "…" not in table
     assert "the first rank that had any: decode 0 (mixed, decode, decode.steady)" in " ".join(table.split())
+    stepless = page(of_workers(document) | {"per_step": {}, "critical_path": {}}, width=80)
+    assert "that had any" not in " ".join(stepless.split())
 
 
 def test_the_summary_of_a_run_without_times_has_acceptance_only(document):
