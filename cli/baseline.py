@@ -110,7 +110,8 @@ def stored(folder: Path, name: str) -> list[Path]:
     found = sorted(place_of(folder, name).glob("*.json"))
     if not found:
         names = sorted(place.name for place in folder.glob("*/"))
-        raise UsageError(f"baseline {name}: {unknown('baseline', name, names)} in {folder}")
+        said = f"{unknown('baseline', name, names)} in {folder}"
+        raise UsageError(f"baseline {name}: {said}; `baseline save` or `pytest --schedbench-save` keeps one")
     return found
 
 
