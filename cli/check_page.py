@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ..profiles.check.conclusion import relay_name
 from .page import WIDE, Document, Lines, Page, framed, to_csv
+from .source_lines import source_line
 from .text import MISSING
 
 _STYLES = {"passed": "green", "failed": "bold red", "not applicable": "dim", "not asked": "yellow"}
@@ -110,10 +111,9 @@ def _title(report: Document, content: Document) -> str:
 def unproven(report: Document) -> Table:
     """What orders in the running configuration, and is not shown to be needed."""
     caption = "waits, events and references: if one is missing, these checks still pass"
-    table = framed(_NOT_REACHED, "~source line", "~statement", "~", caption=caption)
+    table = framed(_NOT_REACHED, "~source line", "~", caption=caption)
     for entry in report["unproven"]:
-        site = entry["site"]
-        table.add_row(f"{site['file']}:{site['line']}", Text(site["statement"]), entry["why"])
+        table.add_row(source_line(entry), entry["why"])
     return table
 
 

@@ -53,7 +53,7 @@ def test_a_document_has_every_check_and_unproven_places(run_command: RunCommand,
     assert report["hazards_s"] > 0 and len(report["outputs"]["digest"]) == 64
     unproven = markdown(check_page.page(json.loads(said.out)))
     assert "<summary>Not reached</summary>" in unproven
-    assert "| `context.streams.record(source, context.streams.forward)` |" in unproven
+    assert "<br>`context.streams.record(source, context.streams.forward)` |" in unproven
 
 
 @pytest.mark.wide
