@@ -90,7 +90,8 @@ def test_a_command_ends_with_the_code_of_the_signal(
         )
         assert "; not asked: adversary." in " ".join(done.out.split())
     else:
-        ends = {"check": "there is no result", "compare": f"there is no verdict; runs kept in {tmp_path}: 2"}
+        kept = f"runs kept in {tmp_path}: 2 whole, 0 interrupted"
+        ends = {"check": "there is no result", "compare": f"there is no verdict; {kept}"}
         assert done.err == f"schedbench: interrupted: {ends[arguments[0]]}\n"
         assert not (tmp_path / f"{arguments[0]}.json").exists()
 
