@@ -152,3 +152,14 @@ def test_collections_are_rare_while_a_process_of_the_command_line_imports() -> N
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["0", "False", "True", "True", "True", "True"]
+
+
+@pytest.mark.wide
+def test_garbage_is_collected_in_the_process_of_a_rank() -> None:
+    program = (
+        "import gc; from types import SimpleNamespace; from schedbench.profiles.ranks import processes\n"
+        "processes.end_with_parent = lambda: None; processes._run_rank = lambda *_: print(gc.isenabled())\n"
+        "processes._run_child(None, None, SimpleNamespace(release=int))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

@@ -20,12 +20,13 @@ def claim_process() -> None:
 
 
 def freeze_heap() -> None:
-    """Keep the garbage collector from walking again what exists now, which is to stay. Collections are rare from now
-    on."""
+    """Keep the garbage collector from walking again what exists now, which is to stay. In a claimed process collections
+    begin, and are rare."""
     global _frozen
     gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS)
-    gc.enable()
+    if _claimed:
+        gc.set_threshold(YOUNG_OBJECTS)
+        gc.enable()
     _frozen = True
 
 

@@ -37,7 +37,7 @@ from ..cuda.log import WallClock
 from ..cuda.machine import open_cuda, require_one_device
 from ..platform import capacity
 from ..platform.machine import Machine, MachineError
-from ..platform.own_process import claim_process
+from ..platform.own_process import claim_process, freeze_heap
 from ..platform.pool import end_with_parent
 from ..run.crash import exits_are_crashes
 from ..run.machines import NO_ADVERSARY, open_machine
@@ -316,6 +316,7 @@ def _run_child(address: ProcessAddress, task: RunTask, ready: Semaphore) -> None
     early."""
     end_with_parent()
     claim_process()
+    freeze_heap()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(_END, _interrupt)
     try:
