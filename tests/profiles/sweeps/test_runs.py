@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from threading import Timer
+from threading import Thread
 
 import dask
 import pytest
@@ -118,17 +119,26 @@ def test_an_executor_without_an_effect_is_named(run_command: RunCommand) -> None
 def test_tasks_without_a_worker_are_said_to_wait(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def said() -> list[str]:
+        return [one.message for one in caplog.records if one.name == pool.__name__]
+
+    def scale_when_said() -> None:
+        while not said():
+            time.sleep(0.01)
+        workers.scale(1)
+
     monkeypatch.setattr(pool, "_LISTEN_S", 0.05)
     with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as workers:
         use_workers(None, f"dask:{workers.scheduler_address}")
         with pool.pool(2) as each:
             assert list(each(abs, [-1])) == [1] and not pool.cluster_is_idle()
             workers.scale(0)
+            while workers.scheduler.workers:  # the last one would still run a task
+                time.sleep(0.01)
             tasks = each(abs, [-2])
-            Timer(1, workers.scale, [1]).start()
+            Thread(target=scale_when_said, daemon=True).start()
             assert list(tasks) == [2]
-    said = [one.message for one in caplog.records if one.name == pool.__name__]
-    assert said == [f"schedbench: no worker is left at {workers.scheduler_address}: waiting for one"]
+    assert said() == [f"schedbench: no worker is left at {workers.scheduler_address}: waiting for one"]
 
 
 def test_a_lost_run_that_is_kept_may_be_resumed(tmp_path: Path) -> None:
