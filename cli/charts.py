@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from textwrap import wrap
 from typing import Any, Final, Literal, NamedTuple
 
 from ..profiles.picture.model import KINDS, Lane, Scene
@@ -13,6 +14,7 @@ ChartKind = Literal["line", "step", "bar", "interval"]
 Point = Mapping[str, str | float | None]
 
 _LANE: Final = 22  # pixels
+_SVG_WIDTH: Final = 1000  # pixels; a character of the title has up to 7
 _STEPS: Final = "step"  # the lane of the steps' numbers
 _CONFIG: Final[Spec] = {
     "background": "transparent",
@@ -191,16 +193,18 @@ def _layer(values: Sequence[Spec], encoding: Spec, **mark: Any) -> Spec:
     return {"data": {"values": values}, "mark": {"clip": True, **mark}, "encoding": encoding}
 
 
-def svg(drawn: Sequence[Chart | Scene]) -> str:
-    """All of them below each other in one SVG."""
+def svg(drawn: Sequence[Chart | Scene], title: str) -> str:
+    """All of them below each other in one SVG, under the title."""
     import vl_convert
 
-    specs = [{**spec_of(one), "width": 1000} for one in drawn]
+    specs = [{**spec_of(one), "width": _SVG_WIDTH} for one in drawn]
     for spec in specs:
         del spec["config"], spec["$schema"], spec["autosize"]
         for layer in spec["layer"]:
             layer.pop("name", None)  # one name in two pictures would be one of their marks
+    lines = wrap(title, _SVG_WIDTH // 7)
     whole = {
+        "title": {"text": lines, "anchor": "start", "fontWeight": "normal", "offset": 10},
         "vconcat": specs,
         "config": {**_CONFIG, "background": "white"},
         "resolve": {"scale": {"color": "independent"}},

@@ -313,7 +313,7 @@ def _indented(line: str) -> str:
 
 
 def _svg(page: Page) -> str:
-    """The picture and the charts of a page. Raises UsageError where it has neither."""
+    """The picture and the charts of a page under its conclusion. Raises UsageError where it has neither."""
     drawn: list[Chart | Scene] = []
     for block in page.blocks:
         if isinstance(block, Drawing):
@@ -322,7 +322,7 @@ def _svg(page: Page) -> str:
             drawn.append(block)
     if not drawn:
         raise UsageError("--format svg: this page has no picture")
-    return svg(drawn)
+    return svg(drawn, page.conclusion or page.title)
 
 
 def tables_csv(page: Page) -> str:

@@ -36,6 +36,7 @@ def trace(source: Source, output: Output = None, meaning: Meaning = None, nsys: 
     export with.
     """
     from ..profiles.picture.trace import content, draw
+    from ..profiles.record.conclusion import numbers
     from ..profiles.record.recording import RESULT, is_recording
 
     path = output or _beside(source)
@@ -44,7 +45,8 @@ def trace(source: Source, output: Output = None, meaning: Meaning = None, nsys: 
     found, result = _found(source, meaning, nsys)
     arrivals = _arrivals(result) if len(found) == 1 and result is not None else ()
     flows = count(1)
-    drawn = {name: content(timeline, arrivals, flows) for name, timeline in found.items()}
+    kind = "" if result is None else f", {numbers(result.labels.model_dump(), result.hardware.name)}"
+    drawn = {f"{name}{kind}": content(timeline, arrivals, flows) for name, timeline in found.items()}
     echo(f"{path}: {draw(path, drawn):,} events")
     left_out = sum(timeline.left_out for timeline in found.values())
     if left_out:

@@ -228,9 +228,9 @@ def draw(path: Path, timelines: Mapping[str, TraceContent]) -> int:
 
 
 def merged(timelines: Mapping[str, TraceContent]) -> Iterator[Event]:
-    """The events of all ranks. A lone timeline needs no name."""
+    """The events of all ranks."""
     for rank, (name, found) in enumerate(timelines.items()):
-        for event in events(found, name if len(timelines) > 1 else ""):
+        for event in events(found, name):
             event["pid"] += rank * len(PROCESSES)
             if event["name"] == "process_sort_index":
                 event["args"]["sort_index"] = event["pid"]

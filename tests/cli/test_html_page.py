@@ -171,16 +171,16 @@ def test_a_comparison_is_rows_and_a_picture(folder):
     )
     assert rows.startswith("metric,unit,direction,a,b,") and "\nprefill.schedule.sync,mean/step," in rows
     assert drawn.startswith("<svg") and "A forward" in drawn and "B forward" in drawn
+    assert "emulated" in drawn
     assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", drawn)
 
 
 def test_labels_of_an_axis_do_not_touch() -> None:
     """The last label ends at the end of the axis, so that it is nearer to its neighbour than the others are."""
-    drawn = svg([Chart("", "bar", "", "", [{"x": 15.9, "y": "a"}])])
+    drawn = svg([Chart("", "bar", "", "", [{"x": 15.9, "y": "a"}])], "")
     shown = re.findall(r'<text [^>]*translate\(([\d.]+),15\)"[^>]* opacity="1">[\d.]+<', drawn)
-    assert (
-        float(shown[-1]) - float(shown[-2]) > 34
-    )  # "16.0" is 18 wide, and its neighbour has its middle there
+    # "16.0" is 18 wide, and its neighbour has its middle at its value.
+    assert float(shown[-1]) - float(shown[-2]) > 34
 
 
 # Sorts the table that has a column of means, zooms the first chart by its buttons, and points at its first bar.

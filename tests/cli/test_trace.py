@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from schedbench.cli.app import app
 from schedbench.cli.errors import UsageError, message
-from schedbench.profiles.picture.trace import HOST, IDLE, LOOP, STREAMS, content, events
+from schedbench.profiles.picture.trace import IDLE, LOOP, PROCESSES, STREAMS, content, events
 from schedbench.profiles.record.files import ENDING
 from schedbench.profiles.record.recording import (
     FILE,
@@ -85,10 +85,9 @@ def test_every_track_has_a_name(folder):
     drawn = traced(folder)
     named = {(event["pid"], event["tid"]) for event in drawn if event["name"] == "thread_name"}
     assert {(event["pid"], event["tid"]) for event in drawn if event["ph"] == "X"} <= named
-    assert {event["args"]["name"] for event in drawn if event["name"] == "process_name"} >= {
-        HOST.name,
-        STREAMS.name,
-    }
+    assert [event["args"]["name"] for event in drawn if event["name"] == "process_name"] == [
+        f"the run, emulated h200: {process.name}" for process in PROCESSES
+    ]
 
 
 def flows(drawn: list[dict]) -> dict[int, tuple[dict, dict]]:
@@ -178,7 +177,7 @@ def test_the_protobuf_equals_the_json(folder, tmp_path):
             slices.append((tracks[event.track_uuid], *opened[event.track_uuid].pop(), at))
         leads += event.flow_ids
         follows += event.terminating_flow_ids
-    assert not any(opened.values())
+    assert not any(opened.values()) and "the run, emulated h200" in tracks.values()
     assert sorted(leads) == sorted(follows) == sorted(set(leads))
     drawn = traced(folder)
     assert len(leads) == len(flows(drawn))
