@@ -96,6 +96,8 @@ def _graph_mode(tables: Tables) -> str:
 
 def _missing(tables: Tables) -> Iterator[str]:
     operations = any(any(tables.rows(table, ("start",))) for table in activity.OPERATIONS)
+    if STRINGS not in tables:
+        yield f"no table {STRINGS}: calls, kernels and registered ranges have no names, and syncs are not counted"
     if EVENTS not in tables:
         yield "no NVTX ranges: operations and calls belong to no step"
     if not operations:
