@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, NoReturn, cast
 from weakref import WeakSet
 
 from ...sched.observe import StepInfo, StepKind
@@ -147,16 +147,25 @@ def _run(request: WatchRequest) -> str | None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    """Raise KeyboardInterrupt in the script. Before and after it, within the emulation, whose state would be left half
-    changed, and within a backward pass, which would abort the process, the signal is sent again a little later."""
-    package = f"{__package__.partition('.')[0]}."
-    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
-        if frame.f_code is _run.__code__:
-            raise KeyboardInterrupt
-        if str(frame.f_globals.get("__name__")).startswith(package):
-            break
-        frame = frame.f_back
-    _interrupt_later()
+    """Raise KeyboardInterrupt in the script: at once, or where it goes on after the emulation, whose state would be
+    left half changed, after torch's change of its modes, which would lose the emulation's, or after a backward pass,
+    which would abort the process. Before and after the script, the signal is sent again a little later."""
+    package, place, outer = f"{__package__.partition('.')[0]}.", frame, frame
+    while outer is not None and outer.f_code is not _run.__code__:
+        module, name, outer = str(outer.f_globals.get("__name__")), outer.f_code.co_name, outer.f_back
+        if module.startswith((package, "torch.overrides")) or name == "_engine_run_backward":
+            place = outer
+    if outer is None or place is None:
+        _interrupt_later()
+    elif place is frame:
+        raise KeyboardInterrupt
+    else:
+        place.f_trace, place.f_trace_opcodes = _raise, True
+        sys.settrace(lambda *_: None)
+
+
+def _raise(*_: object) -> NoReturn:
+    raise KeyboardInterrupt  # after which Python traces no more
 
 
 def _interrupt_later() -> None:
@@ -208,6 +217,7 @@ def _reading(
 _AGAIN_S: Final = 0.005
 _START: Final = threading.Thread.start  # while a program runs, its threads look up their source lines
 _ENDS_S: Final = 2.0
+_GOES_ON: Final = "has not ended yet; a second interruption ends it without a result"
 
 
 def run_watched(python: str, request: WatchRequest, notice: Callable[[str], None] = lambda _: None) -> Result:
@@ -236,21 +246,22 @@ def run_watched(python: str, request: WatchRequest, notice: Callable[[str], None
         finally:
             os.close(writer)
         try:
-            begun = pool.submit(answers.readline).result()
-            ended, answer = pool.submit(answers.readline), pool.submit(answers.read)
+            begun, ended = pool.submit(answers.readline), pool.submit(answers.readline)
+            answer = pool.submit(answers.read)
             try:
-                text = begun + answer.result()
+                text, code = begun.result() + answer.result(), child.wait()
             except KeyboardInterrupt:
-                child.send_signal(signal.SIGINT)
+                if not begun.done():
+                    raise
+                if not ended.done():
+                    child.send_signal(signal.SIGINT)
                 if not wait([ended], _ENDS_S).done:
-                    notice(
-                        f"{request.script} has not ended yet; a second interruption ends it without a result"
-                    )
-                text = begun + answer.result()
-            code = child.wait()
+                    notice(f"{request.script} {_GOES_ON}")
+                text, code = begun.result() + answer.result(), child.wait()
         except BaseException:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
             raise
     return _answer(text, code, python, request)
 

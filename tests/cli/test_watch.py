@@ -172,7 +172,7 @@ def test_an_interrupted_program_has_a_result_of_what_it_did(
     script: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     script.write_text(ENDLESS.replace("END", "raise"))
-    with _ready(script, "--output-dir", str(tmp_path)) as process:
+    with _ready(script, "--output-dir", str(tmp_path), patience=100) as process:
         process.send_signal(number)
         out, err = process.communicate(timeout=200)
     assert (process.returncode, err) == (code, "caught\n")
@@ -194,9 +194,14 @@ def test_a_second_interruption_ends_a_program_that_goes_on_after_the_first(scrip
     assert process.returncode == 130
 
 
-def _ready(script: Path, *options: str) -> subprocess.Popen[str]:
-    """The command with that script, which is in its loop."""
-    command = [sys.executable, "-m", "schedbench", "watch", *options, "--", "python", str(script)]
+def _ready(script: Path, *options: str, patience: float = 2) -> subprocess.Popen[str]:
+    """The command with that script, which is in its loop, and which may take as many seconds to end when it is told
+    to."""
+    program = (
+        "from schedbench.cli.app import console\nfrom schedbench.profiles.programs import watch\n"
+        f"watch._ENDS_S = {patience}\nconsole()"
+    )
+    command = [sys.executable, "-c", program, "watch", *options, "--", "python", str(script)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     assert [process.stderr.readline() for _ in range(2)] == ["sum 3.0\n", "ready\n"]

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+from concurrent.futures import Future
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-from schedbench.profiles.programs.watch import ProgramError, WatchRequest, watched
+from schedbench.profiles.programs.watch import (
+    ProgramError,
+    WatchRequest,
+    _interrupt,
+    run_watched,
+    watched,
+)
 from schedbench.profiles.record.result import CopyRow, Metric, Result, SyncRow
 from tests.acceptance.runs import hazards_in
 
@@ -165,6 +175,58 @@ def test_threads_that_outlive_the_script_are_counted(tmp_path: Path) -> None:
         threading.Thread(target=late).start()
     """
     assert lines(watch(tmp_path, text).syncs) == {line_of(text, ".item()"): 1}
+
+
+def test_an_interruption_waits_for_what_it_would_leave_half_done_and_no_longer(tmp_path: Path) -> None:
+    """It arrives in a backward pass, and where torch has taken the emulation's mode from its stack for a moment."""
+    text = """
+        import signal, torch
+        from torch import overrides
+        pop, x = overrides._pop_mode, torch.ones(3, device="cuda", requires_grad=True)
+        def interrupt():
+            signal.raise_signal(signal.SIGINT)
+        def popped():
+            mode = pop()
+            interrupt()
+            return mode
+        x.register_hook(lambda _: interrupt())
+        for overrides._pop_mode in pop, popped:
+            try:
+                x.sum().backward()
+                raise SystemExit("not interrupted")
+            except KeyboardInterrupt:
+                overrides._pop_mode = pop
+                assert torch.ones(3, device="cuda").is_cuda
+                x.sum().item()
+    """
+    before = signal.signal(signal.SIGINT, _interrupt)
+    try:
+        found = watch(tmp_path, text)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert found.run.failure is None and lines(found.syncs) == {line_of(text, ".item()"): 2}
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("owner", "name", "end"), [(Future, "result", "while True: x"), (subprocess.Popen, "wait", "")]
+)
+def test_an_interruption_between_two_waits_for_the_program_loses_no_result(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, owner: type, name: str, end: str
+) -> None:
+    waits = getattr(owner, name)
+
+    def interrupted(*args: object) -> object:
+        monkeypatch.undo()
+        found = waits(*args)
+        signal.raise_signal(signal.SIGINT)
+        return found
+
+    script = tmp_path / "program.py"
+    script.write_text(f"import torch\nx = torch.ones(3, device='cuda').sum().item()\n{end}")
+    monkeypatch.setattr(owner, name, interrupted)
+    found = run_watched(sys.executable, WatchRequest(str(script), (), "h200", True, None))
+    assert found.run.cancelled == bool(end)
 
 
 def test_a_wait_in_a_thread_has_the_line_that_started_it(tmp_path: Path) -> None:
