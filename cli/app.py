@@ -164,12 +164,13 @@ def _working(text: str, seconds: float) -> AbstractContextManager[None]:
 
 
 def console() -> None:
-    """The entry point of the process. SIGTERM is ignored once ``main`` has ended, so that the exit code stands."""
+    """The entry point of the process. Signals are ignored once ``main`` has ended, so that the exit code stands."""
     claim_process()
     try:
         main()
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _caused_by_interruption(error: BaseException | None) -> bool:

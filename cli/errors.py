@@ -8,13 +8,13 @@ import os
 import select
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType, MappingProxyType
 from typing import Final, TextIO
 
+from ..profiles.platform.interruption import sending_lost
 from ..profiles.platform.raised_at import own_frames
 
 GATE_FAILED: Final = 1
@@ -26,7 +26,6 @@ UNREAD: Final = 141  # the reader closed the output; the code of programs that S
 TERMINATED: Final = 143
 DEFECT: Final = 70  # of schedbench; a traceback is printed
 _HANDLED: Final = (signal.SIGINT, signal.SIGTERM)
-_REPEAT_S: Final = 0.05
 
 # Errors are named as text, so that the start of the program imports none of their modules.
 EXIT_CODES: Final = MappingProxyType(
@@ -110,12 +109,6 @@ class Interruption:
         self.number = number
         raise KeyboardInterrupt
 
-    def repeat(self) -> None:
-        """Let the signal arrive again, after the callback of C code in which it was lost."""
-        again = threading.Timer(_REPEAT_S, os.kill, (os.getpid(), self.number))
-        again.daemon = True
-        again.start()
-
     @property
     def exit_code(self) -> int:
         return TERMINATED if self.number == signal.SIGTERM else INTERRUPTED
@@ -126,19 +119,11 @@ def interruptible() -> Iterator[Interruption]:
     """SIGINT and SIGTERM raise KeyboardInterrupt inside, unless the process was started to ignore them. An interrupted
     block exits with the code of the signal, also where Typer has made 1 of it."""
     interruption, report_lost = Interruption(), sys.unraisablehook
-
-    def lost(what: sys.UnraisableHookArgs) -> None:
-        if issubclass(what.exc_type, KeyboardInterrupt) and interruption.number:
-            interruption.repeat()
-        else:
-            report_lost(what)
-
-    before = {number: signal.getsignal(number) for number in _HANDLED}
-    handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    before = {each: old for each in _HANDLED if (old := signal.getsignal(each)) is not signal.SIG_IGN}
     try:
-        for number in handled:
+        for number in before:
             signal.signal(number, interruption.handle)
-        sys.unraisablehook = lost
+        sys.unraisablehook = sending_lost(lambda: interruption.number)
         yield interruption
     except KeyboardInterrupt:
         raise SystemExit(interruption.exit_code) from None
@@ -149,8 +134,8 @@ def interruptible() -> Iterator[Interruption]:
         # After an interrupted exec of a string, python -m exits by SIGINT, unless another one follows.
         exec("")
         sys.unraisablehook = report_lost
-        for number in handled:
-            signal.signal(number, before[number])
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def open_closed_streams() -> None:

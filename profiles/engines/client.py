@@ -193,7 +193,7 @@ class EngineProcess:
             for rank, seen in unpacked(part["sinks"]):
                 vars(extra_sinks[rank]).update(vars(seen))
             report: RankReport = unpacked(part["report"])
-            run = report.result.run.model_copy(update={"import_s": self.import_s})
+            run = report.result.run.model_copy(update={"import_s": self.import_s, **answer.get("marks", {})})
             reports.append(report._replace(result=report.result.model_copy(update={"run": run})))
         return reports
 
@@ -222,7 +222,8 @@ class EngineProcess:
         except KeyboardInterrupt:
             if self._pipes.interrupt():
                 with suppress(EngineFailedError):
-                    return self._outcome(what, GRACE_S)
+                    answer = self._outcome(what, GRACE_S)  # of a run that may have ended before
+                    return answer | {"marks": {"cancelled": True}}
             self.end()
             raise
 

@@ -147,11 +147,10 @@ class EnginePipes:
 
     def interrupt(self) -> bool:
         """Interrupt the run. Returns whether there is one."""
-        if self.run is None:
-            return False
-        with suppress(ProcessLookupError):
-            os.kill(self.run, signal.SIGINT)
-        return True
+        if self.run is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self.run, signal.SIGINT)
+        return self.run is not None
 
     def end(self) -> None:
         self.process.terminate()  # before its pipe is closed, after which it would remove the folders

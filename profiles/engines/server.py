@@ -30,6 +30,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
+from ..platform.interruption import sending_lost
 from .failures import STACKS, Answer, failure, packed, unpacked
 
 if TYPE_CHECKING:
@@ -185,11 +186,14 @@ class Zygote:
         try:
             signal.signal(signal.SIGQUIT, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            sys.unraisablehook = sending_lost(lambda: signal.SIGINT)
             self._answers.claim()
             self._answers.write(began=os.getpid())
             os.chdir(command["cwd"])
             try:
-                self._answers.write(result=engine.run(command["run"], self._answers))
+                result = engine.run(command["run"], self._answers)
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                self._answers.write(result=result)
             except BaseException as error:
                 self._answers.write(**failure(error, str(engine.source.watched)))
         finally:

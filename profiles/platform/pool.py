@@ -43,7 +43,6 @@ _START_S: Final = 6.0  # what the processes of a pool take to start
 _AHEAD: Final = 4
 # The longest wait in one piece: a signal that arrives just before it may be handled only after it.
 _LISTEN_S: Final = 0.5
-_ORPHANED: Final = 1  # exit code of a process whose parent has ended
 _ENDED: Final = (
     "a worker process ended abruptly, and so did another where the task ran again: by a signal or a crash (where memory"
     " ran out, fewer --jobs help)"
@@ -320,12 +319,7 @@ def end_with_parent() -> None:
     thread waits for the end of a pipe whose other end only the parent has open."""
     parent = parent_process()
     assert parent is not None
-
-    def watch() -> None:
-        connection.wait([parent.sentinel])
-        os._exit(_ORPHANED)
-
-    threading.Thread(target=watch, name="end_with_parent", daemon=True).start()
+    threading.Thread(target=lambda: (connection.wait([parent.sentinel]), os._exit(1)), daemon=True).start()
 
 
 def _at_once() -> int:

@@ -38,6 +38,7 @@ from ..captures.maps import RangeMap
 from ..captures.measure import CaptureReading, document
 from ..captures.steps import CapturedSteps
 from ..platform.hardware import load
+from ..platform.interruption import send_again, sending_lost
 from ..platform.machine import MachineError
 from ..record.environment import environment
 from ..record.result import PROGRAM, Abstained, Hazards, Result
@@ -146,7 +147,7 @@ def _run(request: WatchRequest) -> str | None:
     return None
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt in the script: at once, or where it goes on after the emulation, whose state would be
     left half changed, after torch's change of its modes, which would lose the emulation's, or after a backward pass,
     which would abort the process. Before and after the script, the signal is sent again a little later."""
@@ -156,7 +157,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         if module.startswith((package, "torch.overrides")) or name == "_engine_run_backward":
             place = outer
     if outer is None or place is None:
-        _interrupt_later()
+        send_again(number)
     elif place is frame:
         raise KeyboardInterrupt
     else:
@@ -166,20 +167,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
 
 def _raise(*_: object) -> NoReturn:
     raise KeyboardInterrupt  # after which Python traces no more
-
-
-def _interrupt_later() -> None:
-    again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
-    again.daemon = True
-    _START(again)
-
-
-def _unraisable(what: sys.UnraisableHookArgs) -> None:
-    """An interruption is lost where it is raised in a callback of C code, such as that of a weak reference."""
-    if issubclass(what.exc_type, KeyboardInterrupt):
-        _interrupt_later()
-    else:
-        sys.__unraisablehook__(what)
 
 
 def _reading(
@@ -214,8 +201,6 @@ def _reading(
     return CaptureReading(window, gpu.sites, gpu.streams, steps, notes, unfit)
 
 
-_AGAIN_S: Final = 0.005
-_START: Final = threading.Thread.start  # while a program runs, its threads look up their source lines
 _ENDS_S: Final = 2.0
 _GOES_ON: Final = "has not ended yet; a second interruption ends it without a result"
 
@@ -287,7 +272,7 @@ def main(arguments: Sequence[str]) -> None:
     os.set_inheritable(int(number), False)
     os.register_at_fork(after_in_child=lambda: _forked(int(number)))
     signal.signal(signal.SIGINT, _interrupt)
-    sys.unraisablehook = _unraisable
+    sys.unraisablehook = sending_lost(lambda: signal.SIGINT)
     with os.fdopen(int(number), "w", encoding="utf-8") as answers:
 
         def ended() -> None:
@@ -315,12 +300,7 @@ def _end_with_reader(number: int) -> None:
     """Make this process exit as soon as the reader of that pipe has ended for any reason."""
     ends = select.poll()
     ends.register(number, 0)  # the end of the reader is always reported
-
-    def wait() -> None:
-        ends.poll()
-        os._exit(1)
-
-    threading.Thread(target=wait, name="end_with_reader", daemon=True).start()
+    threading.Thread(target=lambda: (ends.poll(), os._exit(1)), daemon=True).start()
 
 
 def _from_script(frames: TracebackType | None, script: str) -> TracebackType | None:

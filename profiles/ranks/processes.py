@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ from ...sched.request import Request
 from ..cuda.log import WallClock
 from ..cuda.machine import open_cuda, require_one_device
 from ..platform import capacity
+from ..platform.interruption import sending_lost
 from ..platform.machine import Machine, MachineError
 from ..platform.own_process import claim_process, freeze_heap
 from ..platform.pool import end_with_parent
@@ -284,12 +286,11 @@ def _children(
     try:
         yield processes, ready
     finally:
-        _join(processes)
+        for end in (BaseProcess.terminate, BaseProcess.kill):  # of which a stopped process handles the latter
+            _join(processes)
+            for process in processes:
+                end(process)
         for process in processes:
-            process.terminate()
-        _join(processes)
-        for process in processes:
-            process.kill()  # a process that is stopped, or hangs in native code, handles no other signal
             process.join()
 
 
@@ -318,7 +319,8 @@ def _run_child(address: ProcessAddress, task: RunTask, ready: Semaphore) -> None
     claim_process()
     freeze_heap()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(_END, _interrupt)
+    signal.signal(_END, signal.default_int_handler)
+    sys.unraisablehook = sending_lost(lambda: _END)
     try:
         ready.release()
         _run_rank(address, "tcp", task)
@@ -326,16 +328,11 @@ def _run_child(address: ProcessAddress, task: RunTask, ready: Semaphore) -> None
         os._exit(_EARLY)  # at once: there is nothing to report, and threads may wait for a process that hangs
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    raise KeyboardInterrupt
-
-
 def _crashes(processes: Sequence[BaseProcess], names: Sequence[str]) -> str:
     """How the other processes ended, where it was not as they should."""
     _join(processes)
-    lines = [
-        f"{names[rank]} ended with {signal.Signals(-code).name if code < 0 else f'code {code}'}"
+    return "".join(
+        f"; {names[rank]} ended with {signal.Signals(-code).name if code < 0 else f'code {code}'}"
         for rank, process in enumerate(processes, 1)
         if (code := process.exitcode) not in (None, 0, _EARLY)
-    ]
-    return "".join(f"; {line}" for line in lines)
+    )

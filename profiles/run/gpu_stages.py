@@ -122,12 +122,11 @@ def _waited(process: subprocess.Popen[bytes], seconds: float) -> str:
     """What went wrong, empty if nothing. A process that is late is interrupted, and ended with all that it started."""
     try:
         code = process.wait(seconds)
-    except subprocess.TimeoutExpired:
+    except (subprocess.TimeoutExpired, KeyboardInterrupt) as error:
         _end(process)
+        if isinstance(error, KeyboardInterrupt):
+            raise
         return f"not done after {seconds:.0f} s"
-    except KeyboardInterrupt:
-        _end(process)
-        raise
     return f"exit code {code}" if code else ""
 
 

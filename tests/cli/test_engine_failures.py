@@ -3,8 +3,6 @@ test_processes.py have the sentence of every source that cannot run, and of more
 
 from __future__ import annotations
 
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,31 +11,30 @@ import pytest
 from schedbench.profiles.engines import client
 from tests.conftest import RunCommand
 from tests.profiles.engines.checkouts import write_package
-from tests.profiles.engines.conftest import ADAPTER, QUIET, SMALL, Scripted, scripted
+from tests.profiles.engines.conftest import (
+    ADAPTER,
+    QUIET,
+    SLEEP,
+    SMALL,
+    Scripted,
+    scripted,
+    sleepers,
+    wait_until,
+)
 
 pytestmark = pytest.mark.wide
 
 __all__ = ["scripted"]  # a fixture
 
 TINY = tuple(part for override in SMALL for part in ("--set", override))
-SLEEPER = "sleep 65431"
-STARTS_SLEEPER = f"import os, subprocess; subprocess.Popen({SLEEPER.split()})\n"
-
-
-def left() -> str:
-    """The processes that scripts have started and that are still there."""
-    found = subprocess.run(["pgrep", "-f", f"^{SLEEPER}$"], capture_output=True, text=True, check=False)
-    return found.stdout
+STARTS_SLEEPER = f"import os, subprocess; subprocess.Popen({SLEEP.split()})\n"
 
 
 @pytest.fixture(autouse=True, scope="module")
 def nothing_left() -> Iterator[None]:
     yield
     client.end_engines()
-    deadline = time.monotonic() + 30
-    while left():
-        assert time.monotonic() < deadline, left()
-        time.sleep(0.05)
+    wait_until(lambda: not sleepers())
 
 
 @pytest.mark.parametrize(

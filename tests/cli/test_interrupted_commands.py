@@ -251,6 +251,17 @@ def test_a_signal_that_a_callback_of_c_code_loses_arrives_again(
     assert not capfd.readouterr().err
 
 
+@pytest.mark.parametrize("number", list(CODES))
+def test_a_signal_after_the_end_of_a_command_changes_nothing(number: signal.Signals) -> None:
+    program = (
+        "import atexit, os\nfrom schedbench.cli.app import console\n"
+        f"atexit.register(os.kill, os.getpid(), {number:d})\nconsole()"
+    )
+    command = [sys.executable, "-c", program, "explain", "ttft_ms"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_an_interrupted_exec_leaves_the_exit_code_alone(tmp_path: Path) -> None:
     """``python -m`` exits by SIGINT where a KeyboardInterrupt has left the ``exec`` of a string, as in a dataclass."""
     (tmp_path / "module.py").write_text(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import RunCommand
+from tests.json_programs import is_running
 
 GOOD = "import torch\nx = torch.ones(3, device='cuda')\nprint('sum', x.sum().item())\n"
 RACE = """import torch
@@ -91,20 +93,26 @@ def test_a_program_that_fails_after_it_used_the_gpu_shows_what_it_did(
 
 
 @pytest.mark.wide
-def test_a_process_that_the_program_forks_gives_no_second_result(watch: RunCommand, script: Path) -> None:
+def test_a_process_that_the_program_forks_gives_no_second_result(
+    watch: RunCommand, script: Path, tmp_path: Path
+) -> None:
     """And the result does not wait for it."""
+    left = tmp_path / "left"
     script.write_text(
         f"{GOOD}import atexit, os, time\n"
-        "os.system('sleep 100 &')\n"
+        f"os.system('sleep 1000 & echo $! > {left}')\n"
         "if os.fork():\n    print('ended with', os.wait()[1] >> 8, flush=True)\n"
         "    atexit.register(lambda: x.sum().item())\n"
-        "else:\n    if not os.fork():\n        time.sleep(100)\n"
+        "else:\n    if not (process := os.fork()):\n        time.sleep(1000)\n"
+        f"    print(process, file=open('{left}', 'a'), flush=True)\n"
         "    try:\n        x.sum().item()\n    except RuntimeError as error:\n        print(error, flush=True)\n"
         "    raise SystemExit(7)\n"
     )
-    begin = time.monotonic()
     done = watch("--format", "json", "--", "python", str(script))
-    assert done.code == 0 and time.monotonic() - begin < 90
+    processes = [int(number) for number in left.read_text().split()]
+    assert done.code == 0 and [is_running(process) for process in processes] == [True] * 2
+    for process in processes:
+        os.kill(process, signal.SIGKILL)
     assert done.err.startswith("sum 3.0\nCannot re-initialize CUDA in forked subprocess.")
     assert done.err.endswith("ended with 7\n")
     assert sum(row["count"] for row in json.loads(done.out)["syncs"]) == 2

@@ -63,7 +63,7 @@ def killed(arguments: Sequence[str | Path], number: Signals, after: float) -> in
     time.sleep(after)
     process.send_signal(number)
     try:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=600)
     finally:
         process.kill()
     assert "Traceback" not in err, err

@@ -115,7 +115,7 @@ def test_ctrl_c_while_processes_start_prints_nothing_and_leaves_none(after: floa
         time.sleep(after)
         os.killpg(parent.pid, signal.SIGINT)
         try:
-            _, err = parent.communicate(timeout=30)
+            _, err = parent.communicate(timeout=600)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(parent.pid, signal.SIGKILL)

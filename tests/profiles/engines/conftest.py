@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
@@ -18,6 +19,9 @@ import pytest
 
 from schedbench.cli.result_page import page
 from schedbench.profiles.engines import client
+from schedbench.profiles.engines.client import opened_engine
+from schedbench.profiles.engines.failures import Answer
+from schedbench.profiles.engines.process import EnginePipes
 from schedbench.profiles.platform.engine_choice import EngineChoice
 from schedbench.profiles.platform.resolve import Resolved, ask
 from schedbench.profiles.ranks.execute import Options, execute
@@ -43,6 +47,7 @@ SMALL = (
     "measure.warmup_requests=0",
     "expect={}",
 )
+SLEEP = f"sleep {10**9 + os.getpid()}"  # which nothing else on this machine runs, such as the same tests beside these
 PYTHON = os.environ.get("SCHEDBENCH_ENGINE_PYTHON", sys.executable)  # has what a given engine needs
 WriteEngine = Callable[..., str]
 Scripted = Callable[[str], str]
@@ -106,8 +111,32 @@ def findings(result: Result) -> Sequence[HazardFinding]:
     return result.hazards.findings
 
 
+def sleepers() -> list[str]:
+    """Returns the processes that run SLEEP."""
+    found = subprocess.run(["pgrep", "-f", f"^{SLEEP}$"], capture_output=True, text=True, check=False)
+    return found.stdout.split()
+
+
+def end_once_it_hangs(
+    patch: pytest.MonkeyPatch, engine: str, seconds: float, hangs: Callable[[], object]
+) -> None:
+    """The engine's next run has that time-out from the moment on at which it hangs, however long it takes until
+    then."""
+    process, answer = opened_engine(EngineChoice(engine)), EnginePipes.next
+    process.start()
+
+    def next_answer(pipes: EnginePipes, patience: float) -> Answer | None:
+        while not hangs():
+            with suppress(TimeoutError):
+                return answer(pipes, 0)
+        return answer(pipes, patience)
+
+    patch.setattr(process, "timeout", seconds)
+    patch.setattr(EnginePipes, "next", next_answer)
+
+
 def wait_until(
-    happened: Callable[[], object], *, seconds: float = 30, of: subprocess.Popen[Any] | None = None
+    happened: Callable[[], object], *, seconds: float = 600, of: subprocess.Popen[Any] | None = None
 ) -> None:
     """Waits for what happens while the program ``of`` runs, where there is one."""
     deadline = time.monotonic() + seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -20,7 +21,9 @@ from schedbench.profiles.check.engine import examine_engine
 from schedbench.profiles.check.report import Evidence
 from schedbench.profiles.engines import client
 from schedbench.profiles.engines.client import EngineFailedError, opened_engine
+from schedbench.profiles.engines.failures import Answer
 from schedbench.profiles.engines.names import EngineError
+from schedbench.profiles.engines.process import EnginePipes
 from schedbench.profiles.engines.server import NEEDED, lacking
 from schedbench.profiles.judge import local
 from schedbench.profiles.judge.gates import check, parse
@@ -32,7 +35,18 @@ from schedbench.profiles.record.environment import tool
 from schedbench.scenarios.problems import ScenarioError
 
 from .checkouts import write_package
-from .conftest import ADAPTER, QUIET, Scripted, WriteEngine, interrupt_when, run, wait_until
+from .conftest import (
+    ADAPTER,
+    QUIET,
+    SLEEP,
+    Scripted,
+    WriteEngine,
+    end_once_it_hangs,
+    interrupt_when,
+    run,
+    sleepers,
+    wait_until,
+)
 
 pytestmark = pytest.mark.wide
 
@@ -48,14 +62,6 @@ def failure(question: Resolved, engine: str) -> str:
     with pytest.raises(EngineFailedError) as caught:
         run(question, engine)
     return str(caught.value)
-
-
-def sleepers(seconds: int) -> set[int]:
-    """Returns the processes that run ``sleep`` for that long."""
-    command = ["pgrep", "-f", f"^sleep {seconds}$"]
-    return {
-        int(n) for n in subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
-    }
 
 
 def test_a_result_has_the_engines_label_and_source_lines(question: Resolved, scripted: Scripted) -> None:
@@ -262,23 +268,45 @@ def test_a_forked_process_sends_no_second_result(question: Resolved, scripted: S
     assert run(question, engine).outputs == run(question, engine).outputs
 
 
+@pytest.mark.parametrize(
+    "late", ["late()", "x = {1}; one = weakref.ref(x, lambda _: late()); del x\ntime.sleep(1000)"]
+)
 def test_an_interrupted_run_ends_and_is_marked(
-    question: Resolved, scripted: Scripted, tmp_path: Path
+    question: Resolved, scripted: Scripted, tmp_path: Path, late: str
 ) -> None:
+    """Also where it is interrupted in the callback of a weak reference, in which errors are lost."""
     started = tmp_path / "started"
-    engine = scripted(f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); time.sleep(1000)")
+    waits = f"open({str(started)!r}, 'w').close()\n    time.sleep(1000)"
+    engine = scripted(f"import time, weakref\ndef late():\n    {waits}\n{late}")
     interrupt_when(started.exists)
     assert run(question, engine).run.cancelled
 
 
-def test_a_run_succeeds_after_a_hang_or_a_killed_process(
+def test_an_interruption_is_not_lost_behind_the_answer_of_a_run(
     question: Resolved, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = scripted("import time\nprint('seen')\ntime.sleep(1000)")
-    process = opened_engine(EngineChoice(engine))
-    process.start()
+    """It arrives when the answer has been sent, and has not been read."""
+    following = EnginePipes.next
+
+    def interrupted(pipes: EnginePipes, patience: float) -> Answer | None:
+        answer = following(pipes, patience)
+        if answer is not None and "result" in answer:
+            monkeypatch.undo()
+            pipes._buffer = json.dumps(answer).encode() + b"\n" + pipes._buffer
+            signal.raise_signal(signal.SIGINT)
+        return answer
+
+    monkeypatch.setattr(EnginePipes, "next", interrupted)
+    assert run(question, scripted("")).run.cancelled
+
+
+def test_a_run_succeeds_after_a_hang_or_a_killed_process(
+    question: Resolved, scripted: Scripted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen = tmp_path / "seen"
+    engine = scripted(f"import time\nprint('seen'); open({str(seen)!r}, 'w').close()\ntime.sleep(1000)")
     with monkeypatch.context() as patch:
-        patch.setattr(process, "timeout", 2)
+        end_once_it_hangs(patch, engine, 2, seen.exists)
         said = failure(question, engine)
     assert said.endswith(
         ": the run made no progress for 2 s (--engine-timeout), and was ended at python/toy/script.py:3\n"
@@ -318,15 +346,15 @@ def test_a_failing_import_is_described(question: Resolved, toy: WriteEngine, tex
 
 
 def test_engines_end_with_the_program(toy: WriteEngine, tmp_path: Path) -> None:
-    engine = toy("import subprocess\ndef step(device):\n    subprocess.run(['sleep', '87654'])\n")
+    engine = toy(f"import subprocess\ndef step(device):\n    subprocess.run({SLEEP.split()})\n")
     program = subprocess.Popen(
         [sys.executable, "-m", "schedbench", "run", "mixed", "--engine", engine],
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
-    wait_until(lambda: sleepers(87654), seconds=600, of=program)
+    wait_until(sleepers, of=program)
     program.kill()
     program.wait()
-    wait_until(lambda: not sleepers(87654) and not list(tmp_path.glob("schedbench-*")), seconds=60)
+    wait_until(lambda: not sleepers() and not list(tmp_path.glob("schedbench-*")))
 
 
 @pytest.mark.usefixtures("ended_engines")
@@ -344,15 +372,15 @@ def test_temporary_files_of_a_killed_run_end_with_the_engine(
 
 
 def test_an_interrupted_import_ends_with_its_processes(toy: WriteEngine) -> None:
-    engine = toy(f"import subprocess\nsubprocess.run(['sleep', '98765'])\n{QUIET}")
+    engine = toy(f"import subprocess\nsubprocess.run({SLEEP.split()})\n{QUIET}")
     program = subprocess.Popen(
         [sys.executable, "-m", "schedbench", "doctor", "--engine", engine], stderr=subprocess.PIPE, text=True
     )
-    wait_until(lambda: sleepers(98765), seconds=600, of=program)
+    wait_until(sleepers, of=program)
     program.send_signal(signal.SIGINT)
     _, said = program.communicate()
     assert (program.returncode, said) == (130, "schedbench: interrupted: there is no result\n")
-    wait_until(lambda: not sleepers(98765), seconds=2)
+    wait_until(lambda: not sleepers())
 
 
 REFUSING = "needs = lambda self, scenario: [f'{scenario.name} needs a mixer (Loop.mix)']"
@@ -531,7 +559,7 @@ def test_a_model_runner_of_an_engines_own_is_refused_where_there_is_none(toy: Wr
 
 def test_child_processes_of_an_engine_end_with_it(question: Resolved, scripted: Scripted) -> None:
     """The last test of the file, because all others share the engine that ends here."""
-    run(question, scripted("import subprocess; subprocess.Popen(['sleep', '98765'])"))
-    assert sleepers(98765)
+    run(question, scripted(f"import subprocess; subprocess.Popen({SLEEP.split()})"))
+    assert sleepers()
     client.end_engines()
-    assert not sleepers(98765)
+    wait_until(lambda: not sleepers())  # they were killed, and end when they get a processor

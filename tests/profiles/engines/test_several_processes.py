@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from schedbench.profiles.engines import client
 from schedbench.profiles.engines.client import EngineFailedError
 from schedbench.profiles.engines.names import EngineError
-from schedbench.profiles.platform.engine_choice import EngineChoice
 from schedbench.profiles.platform.resolve import Resolved, ask
 
-from .conftest import ADAPTER, SMALL, Scripted, interrupt_when, run
+from .conftest import (
+    ADAPTER,
+    SLEEP,
+    SMALL,
+    Scripted,
+    end_once_it_hangs,
+    interrupt_when,
+    run,
+    sleepers,
+    wait_until,
+)
 
 WORLDS = {
     "pipeline": ("engine.pipeline={stages: 2}", "engine.overlap=auto"),
@@ -49,12 +56,6 @@ def several(scripted: Scripted, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 def question(world: str) -> Resolved:
     return ask("mixed", [*SMALL, *WORLDS[world]])
-
-
-def left() -> str:
-    """The processes of a run that are still there."""
-    found = subprocess.run(["pgrep", "-f", "^sleep 76543$"], capture_output=True, text=True, check=False)
-    return found.stdout
 
 
 OF_THE_LATER_RANK = {
@@ -105,14 +106,13 @@ def test_an_interrupted_pipeline_has_the_reports_of_its_stages(several: Scripted
 @pytest.mark.wide
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_hangs_is_ended_with_all_it_has_started(
-    several: Scripted, world: str, rank: int, monkeypatch: pytest.MonkeyPatch
+    several: Scripted, world: str, rank: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    process = client.opened_engine(EngineChoice(several("")))
-    process.start()
-    monkeypatch.setattr(process, "timeout", 5)
-    script = f"import subprocess\nif rank == {rank}:\n    subprocess.run(['sleep', '76543'])"
+    begins = f"import subprocess; open(f'{tmp_path}/{{rank}}', 'w').close()"
+    engine = several(f"{begins}\nif rank == {rank}:\n    subprocess.run({SLEEP.split()})")
+    end_once_it_hangs(monkeypatch, engine, 5, lambda: len([*tmp_path.iterdir()]) == 2)
     with pytest.raises(
         EngineFailedError, match=rf"was ended at python/toy/script\.py:3\nStack of rank {rank} "
     ):
-        run(question(world), several(script))
-    assert not left()
+        run(question(world), engine)
+    wait_until(lambda: not sleepers())  # they were killed, and end when they get a processor

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -26,6 +24,7 @@ from schedbench.scenarios import shipped
 from schedbench.scenarios.loader import load
 from schedbench.sched.relay.states import states
 from tests.json_programs import is_running
+from tests.profiles.engines.conftest import interrupt_when, wait_until
 
 
 def stage(name, **more):
@@ -82,7 +81,7 @@ def test_no_stage_gets_more_than_the_remaining_time():
 )
 def test_a_stage_is_a_process_with_a_log(tmp_path, program, status, error):
     own = GpuStage("s", ("-c", program), 10, environment={"WORD": "a word"})
-    outcome = in_process(sys.executable, tmp_path)(own, 1.5)
+    outcome = in_process(sys.executable, tmp_path)(own, 1.5 if "sleep" in program else 600)
     assert outcome.status == status
     assert error in outcome.error
     assert (tmp_path / "s.log").exists()
@@ -90,51 +89,56 @@ def test_a_stage_is_a_process_with_a_log(tmp_path, program, status, error):
 
 LATE = """
 import os, signal, subprocess, sys, time
-program = "import signal, time; signal.signal(2, signal.SIG_IGN); time.sleep(60)"
-child = subprocess.Popen([sys.executable, "-c", program])
-print(child.pid, flush=True)
+signal.signal(2, signal.SIG_IGN)  # the child begins with it
+child = subprocess.Popen(["sleep", "600"])
+signal.signal(2, signal.default_int_handler)
 try:
-    time.sleep(60)
+    print(child.pid, flush=True)
+    time.sleep(600)
 except KeyboardInterrupt:
     print("kept", flush=True)
 """
 
 
+@pytest.fixture
+def late(tmp_path, monkeypatch):
+    """A function that runs a program as a stage, whose time is over as soon as it has printed something."""
+    wait = subprocess.Popen.wait
+
+    def waits(process, timeout=None):
+        if timeout != 2.0:
+            return wait(process, timeout)
+        wait_until((tmp_path / "s.log").read_text, of=process)
+        raise subprocess.TimeoutExpired(process.args, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", waits)
+    return lambda program: in_process(sys.executable, tmp_path)(GpuStage("s", ("-c", program), 60), 2.0)
+
+
 @pytest.mark.wide
-def test_a_late_stage_keeps_its_output_and_leaves_no_process(tmp_path):
-    outcome = in_process(sys.executable, tmp_path)(GpuStage("s", ("-c", LATE), 60), 2.0)
+def test_a_late_stage_keeps_its_output_and_leaves_no_process(tmp_path, late):
+    outcome = late(LATE)
     assert (outcome.status, outcome.error.splitlines()[0]) == ("failed", "not done after 2 s: kept")
     child = int((tmp_path / "s.log").read_text().split()[0])
-    end = time.monotonic() + 5  # a kill takes a moment
-    while is_running(child):
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    wait_until(lambda: not is_running(child))  # a kill takes a moment
 
 
 @pytest.mark.wide
-def test_a_stage_that_ignores_the_interrupt_is_killed(tmp_path, monkeypatch):
+def test_a_stage_that_ignores_the_interrupt_is_killed(late, monkeypatch):
     monkeypatch.setattr(gpu_stages, "GRACE_SECONDS", 0.2)
-    program = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
-    outcome = in_process(sys.executable, tmp_path)(GpuStage("s", ("-c", program), 60), 1.0)
-    assert outcome.status == "failed" and outcome.seconds < 20
+    ignores = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    outcome = late(f"{ignores}; print('ready', flush=True); time.sleep(600)")
+    assert outcome.status == "failed" and outcome.seconds < 300
 
 
 @pytest.mark.wide
 def test_an_interrupt_ends_the_running_stage(tmp_path):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    program = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 1.0)
-        with pytest.raises(KeyboardInterrupt):
-            in_process(sys.executable, tmp_path)(GpuStage("s", ("-c", program), 60), 30)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    log, program = tmp_path / "s.log", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    interrupt_when(lambda: log.exists() and log.read_text())
+    with pytest.raises(KeyboardInterrupt):
+        in_process(sys.executable, tmp_path)(GpuStage("s", ("-c", program), 60), 600)
     with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "s.log").read_text().split()[0]), 0)
+        os.kill(int(log.read_text().split()[0]), 0)
 
 
 def test_the_plan_is_valid_and_within_eight_minutes(capsys):

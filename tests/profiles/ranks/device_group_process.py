@@ -64,7 +64,7 @@ def connected(rank: int, port: int) -> tuple[ProcessLink, SlowTransport]:
         init_method=f"tcp://127.0.0.1:{port}",
         rank=rank,
         world_size=3,
-        timeout=timedelta(seconds=30),
+        timeout=timedelta(seconds=300),
     )
     dist.isend, dist.irecv = completable(dist.isend), completable(dist.irecv)
     transport = SlowTransport(torch.device("cpu"), JOINED, "gloo")

@@ -1,4 +1,4 @@
-"""One of two ranks with a short time-out: the second sends one late message and hangs, the first
+"""One of two ranks with a short time-out: the second sends one late message and hangs when that has come, the first
 prints what it receives.
 
 Started as ``python -m tests.profiles.ranks.slow_peer_process RANK PORT``.
@@ -22,7 +22,7 @@ from schedbench.profiles.ranks.staging import TensorStaging
 from schedbench.profiles.ranks.transports import TensorTransport
 from schedbench.sched.link import FOREVER, LinkError
 
-PATIENCE = 2.0  # seconds
+PATIENCE = 5.0  # seconds
 
 
 class Clock:
@@ -57,6 +57,7 @@ def listen(link: ProcessLink) -> None:
     while (message := link.poll("word")) is None:
         link.wait(("word",), FOREVER)
     print(message.value, message.tensors[0].tolist(), flush=True)
+    link.send(1, "word", "thanks")
     try:
         while True:
             link.wait(("word",), FOREVER)
@@ -69,7 +70,7 @@ def main(rank: int, port: int) -> None:
     if rank:
         time.sleep(2 * PATIENCE)
         link.send(0, "word", "late", [torch.arange(3)])
-        time.sleep(0.5)
+        link.receive(0, "word")
         os.kill(os.getpid(), signal.SIGSTOP)
     listen(link)
     os._exit(0)

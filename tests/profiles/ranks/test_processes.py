@@ -27,7 +27,7 @@ def test_a_stopped_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_GRACE", 0.5)
     begin = 0.0
     with processes._children(local_addresses(2)[1:], None) as ([process], ready):
-        assert ready.acquire(timeout=60) and process.pid is not None
+        assert ready.acquire(timeout=600) and process.pid is not None
         os.kill(process.pid, signal.SIGSTOP)
         begin = time.monotonic()
     assert time.monotonic() - begin < 10
@@ -105,7 +105,7 @@ def test_modes_that_cuda_cannot_run_in_several_processes_are_refused(
 @pytest.mark.wide
 def test_an_idle_peer_is_alive_and_a_hanging_one_is_gone() -> None:
     with rank_processes("profiles.ranks.slow_peer_process", 2) as (first, _):
-        said, _ = first.communicate(timeout=60)
+        said, _ = first.communicate(timeout=600)
     word, end = said.splitlines()
     assert word == "late [0, 1, 2]"
     assert end.startswith("the one waited for any of word, and the other is gone: it does not answer")
