@@ -10,14 +10,7 @@ from operator import sub
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...sched.observe import Clock, Observer
-from ..record.result import (
-    Abstained,
-    CopyRow,
-    CriticalPathPart,
-    IdlePart,
-    KindCounts,
-    SyncRow,
-)
+from ..record.result import Abstained, CopyRow, CriticalPathPart, IdlePart, KindCounts, SyncRow
 from ..record.timeline import Names, Window
 from .counts import CountsSink, line_rows
 from .critical_path import CriticalPathSink

@@ -71,7 +71,7 @@ def steady_rates(records: Sequence[RequestRecord], tokens: Counter[int]) -> dict
 
 Metrics = dict[str, Metric | Abstained]
 
-NO_FORWARD: Final = "no forward kernel was seen"
+NO_FORWARD: Final = "no whole forward was seen"
 _NO_REQUEST: Final = "no request ran long enough"
 _QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _OVER_PASSES: Final[Mapping[str, Callable[[list[Any]], Any]]] = {

@@ -30,7 +30,7 @@ from ...sched.observe import SLEEP, StepInfo
 from ..record.timeline import Call, Op, Range, Records, Window
 from .distribution import Distribution
 from .intervals import IntervalTrack, IntervalUnion, covered, partition
-from .steps import OUTSIDE, PARTS, StepGate, StepPeriod
+from .steps import PARTS, StepGate, StepPeriod
 
 WAITING_LAG: Final = 4  # later steps that have settled when the records of a step are complete
 Cause = Literal[
@@ -140,9 +140,8 @@ class WaitingSink:
             track.forget(self._cursor)
 
     def finish(self) -> Waiting:
-        """Totals of the run; nothing may be fed afterwards."""
+        """Totals of the run; nothing may be fed afterwards. A forward whose step was never launched does not count."""
         self._take_complete(self._gate.finish())
-        self._complete += [_Forward(span, step, OUTSIDE, 0) for step, span in sorted(self._spans.items())]
         self._spans.clear()
         self._fold_ordered()
         self._settle_kernels()

@@ -65,11 +65,18 @@ class Drawing:
         self.range(start, end, name="sleep", step=-1)
 
     def step(
-        self, step: int, *, launched: float, settled: float, kind: str = "decode", steady: bool = False
+        self,
+        step: int,
+        *,
+        launched: float,
+        settled: float | None,
+        kind: str = "decode",
+        steady: bool = False,
     ) -> None:
         early = StepInfo(step, kind, 1, 1, False)  # type: ignore[arg-type]
         self._put("launched", self._ns(launched), early)
-        self._put("settled", self._ns(settled), early._replace(steady=steady))
+        if settled is not None:
+            self._put("settled", self._ns(settled), early._replace(steady=steady))
 
     def windows(self, cuts: Sequence[int] = ()) -> list[Window]:
         """One window, or several cut at the given instants (ns)."""

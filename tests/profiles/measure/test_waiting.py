@@ -75,6 +75,8 @@ def test_host_time_outside_all_records_is_unnamed_work(drawing):
     """Of the 30 us before the enqueue the records cover 6 by a range, 4 by a call beside it and 5 by sleep."""
     drawing.forward(0, 10, step=0)
     drawing.forward(42, 50, step=1, launched=40)
+    drawing.step(0, launched=0, settled=60)
+    drawing.step(1, launched=40, settled=61)
     drawing.range(8, 16, step=1)
     drawing.range(10, 12, step=1, name="receive")  # inside the other: counted once
     drawing.call(20, 24, step=1, range="", kind="launch")
@@ -131,6 +133,8 @@ def test_gaps_of_overlapping_forwards_are_counted_once(drawing):
     drawing.forward(12, 14, step=0)
     drawing.forward(6, 8, step=1, stream=COPY)
     drawing.forward(18, 20, step=1, stream=COPY)
+    drawing.step(0, launched=0, settled=21)
+    drawing.step(1, launched=0, settled=22)
     assert waiting_of(drawing).inside == (2 + 4 + 4) * 1000
 
 
@@ -211,11 +215,16 @@ def test_an_empty_timeline_has_no_waiting(drawing):
     assert waiting_of(drawing) == Waiting()
 
 
-def test_unsettled_steps_of_a_cancelled_run_count(drawing):
+def test_unsettled_steps_of_a_cancelled_run_count_but_no_part_of_a_forward(drawing):
     drawing.forward(0, 10, step=0)
     drawing.forward(12, 20, step=1, launched=12)
     drawing.range(5, 12, step=1)
-    assert waiting_of(drawing).exposed_host == 2_000
+    drawing.step(0, launched=0, settled=None)
+    drawing.step(1, launched=12, settled=None)
+    drawing.forward(22, 30, step=2)  # the run broke off before the step was launched
+    sink, waiting = watched(drawing)
+    assert (waiting.exposed_host, waiting.window, waiting.steps) == (2_000, 20_000, 2)
+    assert {kind: len(spans) for kind, spans in sink.forwards.items()} == {"decode": 2}
 
 
 def test_a_forward_kernel_after_its_step_is_an_error(drawing):
