@@ -352,8 +352,10 @@ class Result(ResultModel):
     @property
     def unrecorded(self) -> str | None:
         """The reason for which there are no source lines, where copies and syncs were not recorded; else None."""
-        nothing = not self.copies and not self.syncs
-        return self.idle.abstained if nothing and isinstance(self.idle, Abstained) else None
+        if self.copies or self.syncs:
+            return None
+        idle = next((rank.idle for rank in self.ranks), self.idle)
+        return idle.abstained if isinstance(idle, Abstained) else None
 
     def steps(self) -> Counter[str]:
         """The number of steps of each kind that ``copies`` and ``syncs`` are of."""

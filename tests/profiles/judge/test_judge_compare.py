@@ -478,6 +478,10 @@ def test_engagement_is_unknown_without_source_lines(trials):
     shown = " ".join(page(content).split())
     assert "B recorded no times and no source lines: clocks" in shown and "distributed world" in shown
     assert "copies & syncs per step" not in shown and "where the GPU waited" not in shown
+    idle = seen.a[0].result.document()["idle"]
+    rank = {"name": "rank 0", "role": "data", "per_step": {}, "idle": idle, "metrics": {}}
+    apart = nothing | {"idle": {"abstained": "each rank has its own: see ranks"}, "ranks": [rank]}
+    assert written(judge(trials(b=apart)))["comparison"]["candidate"]["unrecorded"] is None
 
 
 def test_kinds_of_steps_on_one_side_only_are_listed_and_not_judged(trials):
