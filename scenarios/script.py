@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from enum import IntEnum
 from functools import cache, lru_cache
@@ -250,9 +250,21 @@ def _refuse_unusable(
         if sampling not in possible:
             workload = scenario.workload.model_copy(update={"sampling": sampling})
             asked = scenario.model_copy(update={"workload": workload})
-            for _, reason in (*checks.findings(asked), *combinations.findings(asked)):
+            found = *checks.findings(asked), *combinations.findings(asked)
+            for _, reason in found or _malformed(sampling, vocab_size):
                 raise TraceError(str(path), record.line, f"sampling: {reason}")
             possible.add(sampling)
+
+
+def _malformed(sampling: Sampling, vocab_size: int) -> Iterator[combinations.Finding]:
+    """A pattern that does not compile, whichever token ends a sequence."""
+    from ..sched.model.grammar import GrammarCache, GrammarError
+
+    try:
+        if sampling.grammar is not None:
+            GrammarCache(vocab_size, (0,)).start(sampling.grammar.spec)
+    except GrammarError as error:
+        yield ("workload", "sampling", "grammar"), str(error)
 
 
 def _instants(records: Sequence[TraceRecord]) -> Counts | None:

@@ -32,16 +32,7 @@ from pydantic import ValidationError
 
 from .document import scalar
 from .problems import dotted, show
-from .records import (
-    BLOCK,
-    MAX_TOKENS,
-    TraceError,
-    TraceErrors,
-    TraceLine,
-    TraceRecord,
-    lines,
-    objects,
-)
+from .records import BLOCK, MAX_TOKENS, TraceError, TraceErrors, TraceLine, TraceRecord, lines, objects
 from .schema import Scenario
 from .workload_schema import Sampling, TraceFormat
 
@@ -149,7 +140,7 @@ def _mooncake(row: TraceLine) -> TraceRecord | None:
     hash_ids = row.ids("hash_ids", below=2**63)
     blocks = -(-length // BLOCK)
     if len(hash_ids) != blocks:
-        raise row.error(f"hash_ids: expected {blocks} for {length} tokens, got {len(hash_ids)}")
+        raise row.error(f"hash_ids: expected {blocks} for a length of {length}, got {len(hash_ids)}")
     arrival = row.instant("timestamp", unit=_MILLISECOND)
     output = row.count("output_length", minimum=0)
     return TraceRecord(row.number, length, output, arrival, hash_ids=tuple(hash_ids)) if output else None

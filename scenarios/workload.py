@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +26,6 @@ from .workload_schema import (
     ClosedArrivals,
     ConstantArrivals,
     GammaArrivals,
-    GrammarSection,
     PoissonArrivals,
     RecordedArrivals,
     Sampling,
@@ -144,18 +142,13 @@ def _arrival(scenario: Scenario, script: Script) -> Arrival:
 def params(sampling: Sampling, *, max_new_tokens: int) -> SamplingParams:
     """The engine's record of a scenario's sampling section."""
     given = {key: getattr(sampling, key) for key in type(sampling).model_fields if key != "grammar"}
-    return SamplingParams(max_new_tokens=max_new_tokens, grammar=_grammar(sampling.grammar), **given)
+    grammar = sampling.grammar.spec if sampling.grammar else None
+    return SamplingParams(max_new_tokens=max_new_tokens, grammar=grammar, **given)
 
 
 def penalised(scenario: Scenario) -> bool:
     """Whether some request has penalties, or a least length. Raises TraceError."""
     return any(params(sampling, max_new_tokens=1).penalised for sampling in samplings(scenario))
-
-
-def _grammar(grammar: GrammarSection | None) -> tuple[Literal["regex", "choice"], tuple[str, ...]] | None:
-    if grammar is None:
-        return None
-    return ("choice", grammar.choice) if grammar.regex is None else ("regex", (grammar.regex,))
 
 
 def _aborts(scenario: Scenario, *, size: int, seed: int) -> dict[str, int]:

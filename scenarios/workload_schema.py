@@ -134,6 +134,10 @@ class GrammarSection(Section):
     choice: Several[str] = ()
     """The texts of which every output is one."""
 
+    @property
+    def spec(self) -> tuple[Literal["regex", "choice"], tuple[str, ...]]:
+        return ("choice", self.choice) if self.regex is None else ("regex", (self.regex,))
+
 
 class Sampling(Section):
     """How every request's tokens are chosen. End-of-sequence tokens are ignored by default, so that a

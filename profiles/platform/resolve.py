@@ -12,7 +12,6 @@ from ...scenarios.loader import examine, opened
 from ...scenarios.problems import KeyPath, Problem, ScenarioError, touches, unknown
 from ...scenarios.schema import AcceptanceSection, HiSparse, RelaySection, Scenario, Speculative
 from ...scenarios.traces import token_count, tokenizer_file
-from ...scenarios.workload import params
 from ...sched.config import SimulatedAcceptance, SpeculativeConfig
 from ...sched.data_parallel.mlp import most_ranks
 from ...sched.hisparse.pools import LONGEST
@@ -164,9 +163,9 @@ def _trace(scenario: Scenario) -> None:
 
 
 def _grammar(scenario: Scenario, model: ModelConfig) -> None:
-    spec = params(scenario.workload.sampling, max_new_tokens=1).grammar
-    if spec is not None:
-        GrammarCache(model.vocab_size, model.eos_token_ids).start(spec)
+    grammar = scenario.workload.sampling.grammar
+    if grammar is not None:
+        GrammarCache(model.vocab_size, model.eos_token_ids).start(grammar.spec)
 
 
 def _hardware_findings(scenario: Scenario, hardware: HardwareProfile) -> Iterator[tuple[KeyPath, str]]:

@@ -137,7 +137,7 @@ def test_jsonl_has_ids_or_lengths_and_its_own_sampling() -> None:
         ("mooncake", "{}", "t:1: input_length: expected a whole number of tokens from 1 to 16777216, got nothing"),
         ("mooncake", '{"input_length": true}', "t:1: input_length: expected a whole number of tokens from 1 to "
          "16777216, got true"),
-        ("mooncake", '{"input_length": 513, "hash_ids": [1]}', "t:1: hash_ids: expected 2 for 513 tokens, got 1"),
+        ("mooncake", '{"input_length": 513, "hash_ids": [1]}', "t:1: hash_ids: expected 2 for a length of 513, got 1"),
         ("mooncake", '{"input_length": 1, "hash_ids": [-1]}', "t:1: hash_ids: expected a list of whole numbers from "
          "0 to 9223372036854775807, got a list"),
         ("mooncake", '{"input_length": 1, "hash_ids": [1], "timestamp": NaN}', "t:1: timestamp: expected a time, "
@@ -305,6 +305,9 @@ def test_a_sampling_that_the_modes_refuse_is_refused_at_its_line(replayed: Calla
     line = '{"input_length": 4, "output_length": 2, "sampling": {"prompt_logprobs": true}}\n'
     with pytest.raises(TraceError, match="trace:4: sampling: embedding cannot be combined with prompt log"):
         replayed("jsonl", JSONL + line, "engine.embedding=true", "engine.mixed_chunk=false")
+    line = line.replace('{"prompt_logprobs": true}', '{"grammar": {"regex": "(a"}}')
+    with pytest.raises(TraceError, match=r"trace:4: sampling: regex '\(a': unclosed group"):
+        replayed("jsonl", JSONL + line, "device.values=real")
 
 
 @pytest.mark.parametrize(
