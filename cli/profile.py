@@ -8,18 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from .arguments import (
-    Device,
-    Name,
-    Overrides,
-    Relay,
-    Stopwatch,
-    Tool,
-    command_line,
-    make_output_dir,
-    resolved,
-    with_relay,
-)
+from . import arguments
 from .errors import INTERRUPTED
 from .text import echo
 
@@ -32,17 +21,17 @@ Graphs = Literal["graph", "node"]
 
 
 def profile(
-    scenario: Name,
+    scenario: arguments.Name,
     tool: Annotated[
         Literal["nsys", "torch"], typer.Option(help="Nsight Systems, or torch.profiler.")
     ] = "nsys",
-    overrides: Overrides = (),
-    relay: Relay = None,
-    device: Device = "auto",
+    overrides: arguments.Overrides = (),
+    relay: arguments.Relay = None,
+    device: arguments.Device = "auto",
     graph_trace: Annotated[
         Graphs, typer.Option(help="Replayed CUDA graphs kernel by kernel (node), or whole: cheaper (graph).")
     ] = "node",
-    nsys: Tool = None,
+    nsys: arguments.Tool = None,
     output_dir: Annotated[Path, typer.Option(help="Keep the capture and its result.json here.")] = Path(
         "capture"
     ),
@@ -57,17 +46,17 @@ def profile(
     """
     from .answers import RunAnswer
 
-    question = resolved(scenario, overrides, relay=relay)
-    make_output_dir(output_dir)
+    question = arguments.resolved(scenario, overrides, relay=relay)
+    arguments.make_output_dir(output_dir)
     if tool == "torch":
         result = _with_torch(question, output_dir, device)
     else:
-        arguments = [str(scenario), *(f"--set={text}" for text in with_relay(relay, overrides))]
-        result = _with_nsys(question, arguments, output_dir, device=device, graphs=graph_trace, nsys=nsys)
+        words = [str(scenario), *(f"--set={text}" for text in arguments.with_relay(relay, overrides))]
+        result = _with_nsys(question, words, output_dir, device=device, graphs=graph_trace, nsys=nsys)
     return RunAnswer(result, exit_code=INTERRUPTED if result.run.cancelled else 0).kept(output_dir)
 
 
-def _with_torch(question: Resolved, output_dir: Path, device: Device) -> Result:
+def _with_torch(question: Resolved, output_dir: Path, device: arguments.Device) -> Result:
     """Runs the two passes of a run on CUDA, and keeps the trace of the second one."""
     from ..profiles.platform.machine import MachineError
     from ..profiles.ranks.execute import Options, execute
@@ -79,7 +68,7 @@ def _with_torch(question: Resolved, output_dir: Path, device: Device) -> Result:
             "torch.profiler sees nothing of the virtual GPU: run it as it is, and draw it with trace"
         )
     kept = output_dir / "capture.json.gz"
-    options = Options(device="cuda", command=command_line(), keep_trace=kept)
+    options = Options(device="cuda", command=arguments.command_line(), keep_trace=kept)
     with TimelineRecording(output_dir / FILE) as recording:
         result = execute(question, options, extra_sinks=[recording])
     echo(f"{kept}: the counting pass, for ui.perfetto.dev", err=True)
@@ -88,10 +77,10 @@ def _with_torch(question: Resolved, output_dir: Path, device: Device) -> Result:
 
 def _with_nsys(
     question: Resolved,
-    arguments: list[str],
+    words: list[str],
     output_dir: Path,
     *,
-    device: Device,
+    device: arguments.Device,
     graphs: Graphs,
     nsys: str | None,
 ) -> Result:
@@ -99,8 +88,8 @@ def _with_nsys(
     from ..profiles.run.machines import device_kind
 
     tool = find(nsys, os.environ)
-    order = RecordingRequest(arguments, device_kind(device, question.scenario), graphs)
-    clock = Stopwatch()
+    order = RecordingRequest(words, device_kind(device, question.scenario), graphs)
+    clock = arguments.Stopwatch()
     result, report = recorded(tool, order, output_dir, os.environ)
     if order.device == "vgpu":
         echo("on the virtual GPU Nsight Systems sees the ranges only; their times are wall-clock", err=True)

@@ -169,6 +169,11 @@ class _ProcessPerThread(ThreadPoolExecutor):
     def _attempt(self, function: Callable[..., R], *task: Any) -> R:
         try:
             pipe = self._pipe()
+        except (EOFError, ConnectionError):
+            raise BrokenProcessPool from None
+        except OSError as reason:
+            raise WorkersError(f"a worker process could not start: {reason.strerror or reason}") from None
+        try:
             pipe.send((function, task))
             error, result = pipe.recv()
         except (EOFError, OSError):
@@ -179,8 +184,8 @@ class _ProcessPerThread(ThreadPoolExecutor):
         return cast(R, result)
 
     def _pipe(self) -> connection.Connection:
-        """To the thread's process, which starts with its first task. Raises EOFError where the process that it is
-        forked from has been killed."""
+        """To the thread's process, which starts with its first task. Raises EOFError or ConnectionError where the
+        process that it is forked from has been killed."""
         if not hasattr(self._own, "pipe"):
             with _starting, _main_hidden():
                 if self._killed.is_set():

@@ -13,13 +13,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, Literal, NamedTuple
 
 from ...cuda.nvtx_ranges import DOMAIN, MEASURE
 from ...platform.machine import MachineError
+from ...record.environment import version
 from ...record.result import Result
 from .. import maps
 from ..capture import CaptureFileError, ProfilerCapture
@@ -219,10 +219,10 @@ def check(capture: ProfilerCapture, nsys: Nsys) -> None:
 def no_ranges(nsys: Nsys) -> str:
     """Why ranges may be missing: since 0.2.12 nvtx asks the tool whether it is attached, and Nsight Systems 2023.4 does
     not answer."""
-    return (
-        f"nsys {nsys.version} receives no ranges of nvtx {metadata.version('nvtx')}; "
-        "install a newer Nsight Systems, or nvtx 0.2.11 (pip install nvtx==0.2.11)"
-    )
+    if (found := version("nvtx")) is None:
+        return "nvtx, which makes them, is not installed (pip install nvtx)"
+    remedy = "install a newer Nsight Systems, or nvtx 0.2.11 (pip install nvtx==0.2.11)"
+    return f"nsys {nsys.version} receives no ranges of nvtx {found}; {remedy}"
 
 
 MAP = "schedbench"

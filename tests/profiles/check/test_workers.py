@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import operator
 import os
 import pickle
@@ -55,12 +56,18 @@ def test_a_killed_process_takes_no_other_task_along_and_its_own_runs_again(tmp_p
         assert list(each(eval, [KILLED_UNTIL.format(str(file)) for file in files])) == [True] * 4
 
 
-@pytest.mark.parametrize("failures", [1, 2])
+@pytest.mark.parametrize(
+    ("errors", "message"),
+    [
+        ([EOFError()], ""),
+        ([ConnectionResetError(), EOFError()], "ended abruptly"),
+        ([OSError(errno.EMFILE, "Too many open files")], "could not start: Too many open files"),
+    ],
+)
 def test_a_process_that_cannot_be_forked_is_started_again(
-    monkeypatch: pytest.MonkeyPatch, failures: int
+    monkeypatch: pytest.MonkeyPatch, errors: list[Exception], message: str
 ) -> None:
-    """The process from which it is forked has been killed."""
-    errors = [EOFError] * failures
+    """The process from which it is forked has been killed. That the machine has no room for another one is said."""
 
     start = ForkServerProcess.start
 
@@ -70,7 +77,7 @@ def test_a_process_that_cannot_be_forked_is_started_again(
         start(self)
 
     monkeypatch.setattr(ForkServerProcess, "start", fails)
-    refused = pytest.raises(WorkersError, match="ended abruptly") if failures > 1 else nullcontext()
+    refused = pytest.raises(WorkersError, match=message) if message else nullcontext()
     with refused, pool(1) as each:
         assert list(each(operator.neg, [3, 1])) == [-3, -1]
 

@@ -90,12 +90,17 @@ def test_the_command_prints_and_keeps_the_result(fake, tmp_path):
     [
         ({"profile": "echo out of luck >&2; exit 7"}, 4, "exit code 7: out of luck"),
         ({"profile": "exit 0"}, 3, "the range of the workload did not arrive: .* receives no ranges of nvtx"),
+        ({"profile": "exit 0"}, 3, "did not arrive: nvtx, which makes them, is not installed"),
         ({"ranges": False}, 3, "has no ranges of schedbench"),
         ({"export": "echo no licence; exit 3"}, 2, "could not export it: exit code 3: no licence"),
         ({"export": "true"}, 2, "could not export it"),
     ],
 )
-def test_a_failed_recording_is_reported(fake, tmp_path, run_command, behaviour, expected, message):
+def test_a_failed_recording_is_reported(
+    monkeypatch, fake, tmp_path, run_command, behaviour, expected, message
+):
+    if "not installed" in message:
+        monkeypatch.setattr("schedbench.profiles.captures.nsys.record.version", lambda _: None)
     nsys, kept = fake(**behaviour), tmp_path / "kept"
     arguments = ("profile", "mixed", "--device", "vgpu", "--nsys", nsys, "--output-dir", kept)
     said = run_command(*arguments)
