@@ -36,10 +36,12 @@ _EMBEDDED: Final = '<iframe srcdoc="{}" style="width: 100%; height: 40em; border
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Answer(ABC):
     """A versioned document, as ``--format json`` prints it, and the page that shows it. ``remarks``: what its command
-    prints on stderr. ``exit_code``: that of its command; None of a stored answer."""
+    prints on stderr. ``unused``: the options that had no effect, and why. ``exit_code``: that of its command; None of a
+    stored answer."""
 
     picture: Drawn = ()
     remarks: Sequence[str] = ()
+    unused: Sequence[tuple[str, str]] = ()
     exit_code: int | None = None
     file: ClassVar[str] = ""  # that ``--output-dir`` keeps
 
@@ -334,7 +336,10 @@ def stored(path: Path, reader: Reader) -> Answer:
     from ..profiles.record.result import SCHEMA_VERSION, ResultError
 
     if path.is_dir():
-        path = next((path / name for name in _FILES if (path / name).is_file()), path)
+        there = [name for name in _FILES if (path / name).is_file()]
+        if there[1:]:
+            echo(f"schedbench: {path}: shown is {there[0]}, not {', '.join(there[1:])}", err=True)
+        path /= there[0] if there else ""
     document = None
     with suppress(OSError, CaptureFileError):  # which the reader reports
         document = read_json(path) if path.suffix == ".json" and path.is_file() else None

@@ -28,23 +28,28 @@ def command(function: Callable[..., Answer], *, drawn: bool = True) -> Callable[
     """The function for Typer, which prints the answer and exits with its code. ``*arguments`` are a list there, and
     ``**keys`` are left to ``--set``. ``drawn``: some of its pages have a picture."""
 
-    def typed(*, every_table: EveryTable = False, form: Form = "table", **given: Any) -> None:
+    def typed(
+        context: typer.Context, *, every_table: EveryTable = False, form: Form = "table", **given: Any
+    ) -> None:
         listed = given.pop(arguments.name) or () if arguments else ()
         if form in ("svg", "html") and "picture" in given:
             given["picture"] = True
         answer = function(*listed, **given)
         answer.show(form, every_table=every_table)
+        unused = dict(answer.unused)
         if given.get("executor"):
             from ..profiles.platform.pool import cluster_is_idle
 
-            if cluster_is_idle():
-                echo("schedbench: --executor has no effect: this command spreads no runs", err=True)
+            unused |= {"executor": "this command spreads no runs"} if cluster_is_idle() else {}
+        for option, why in unused.items():
+            if getattr(context.get_parameter_source(option), "name", "") == "COMMANDLINE":
+                echo(f"schedbench: --{option} has no effect: {why}", err=True)
         raise typer.Exit(answer.exit_code or 0)
 
     options = [*_options(function).values()]
     arguments = next((option for option in options if option.kind is Parameter.VAR_POSITIONAL), None)
-    every_table, form, _ = signature(typed, eval_str=True).parameters.values()
-    own = every_table, form if drawn else form.replace(annotation=UndrawnForm)
+    context, every_table, form, _ = signature(typed, eval_str=True).parameters.values()
+    own = context, every_table, form if drawn else form.replace(annotation=UndrawnForm)
     shape = [
         option.replace(kind=Parameter.KEYWORD_ONLY, default=() if option is arguments else option.default)
         for option in (*options, *own)
@@ -65,25 +70,20 @@ def _options(function: Callable[..., Answer]) -> dict[str, Parameter]:
 
 def require_allowed(function: Callable[..., Answer], given: Mapping[str, object]) -> None:
     """Raises UsageError for a value of an option of the command that Typer would refuse."""
-    options = _options(function)
-    for name in options.keys() & given.keys():
-        _require_allowed(options[name], given[name])
-
-
-def _require_allowed(option: Parameter, value: object) -> None:
-    """Raises UsageError for a value that Typer would refuse."""
     from ..scenarios.problems import either
 
-    kind, about = get_args(option.annotation)
-    wanted = ""
-    if option.default == () and isinstance(value, str):
-        wanted = "a list"
-    elif get_origin(kind) is Literal and value not in get_args(kind) and not isinstance(value, bool):
-        wanted = either(get_args(kind))
-    elif about.min is not None and not (isinstance(value, int | float) and value >= about.min):
-        wanted = f"{about.min} or more"
-    if wanted and value != option.default:
-        raise UsageError(f"{option.name}: expected {wanted}, got {value!r}")
+    options = _options(function)
+    for name in options.keys() & given.keys():
+        option, value, wanted = options[name], given[name], ""
+        kind, about = get_args(option.annotation)
+        if option.default == () and isinstance(value, str):
+            wanted = "a list"
+        elif get_origin(kind) is Literal and value not in get_args(kind) and not isinstance(value, bool):
+            wanted = either(get_args(kind))
+        elif about.min is not None and not (isinstance(value, int | float) and value >= about.min):
+            wanted = f"{about.min} or more"
+        if wanted and value != option.default:
+            raise UsageError(f"{name}: expected {wanted}, got {value!r}")
 
 
 def from_python(function: Callable[P, Answer], kind: type[A]) -> Callable[P, A]:

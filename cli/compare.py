@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..profiles.captures.files import Reader
     from ..profiles.judge.compare import VerdictRules
     from ..profiles.judge.sides import SideSpec
-    from ..profiles.judge.trials import Notice, Question, Sample, TrialPlan
+    from ..profiles.judge.trials import Notice, Question, Sample, TrialPlan, Trials
     from .answers import CasesAnswer, ComparisonAnswer, RunAnswer
 
     ASide: TypeAlias = str | Path | RunAnswer | Sequence[RunAnswer] | Mapping[str, arguments.Value]
@@ -187,6 +187,7 @@ def _library(wanted: ComparisonOptions, output_dir: Path | None) -> CasesAnswer:
     return CasesAnswer(
         {"conclusion": said, "cases": documents, "run": run},
         remarks=[remark for one in found.values() for remark in one.remarks],
+        unused=[one for answer in found.values() for one in answer.unused],
         exit_code=max(codes),
     ).kept(output_dir)
 
@@ -237,7 +238,18 @@ def _compared(
     content = document(found, a=sides[0].label, b=sides[1].label, run=run, case=case)
     failed = [f"schedbench: the verdict was not asked under draws: {drawn.abstained}"] * drawn.failed
     code = INTERRUPTED if cancelled else WORKLOAD_FAILED if failed else GATE_FAILED if found.broken else 0
-    return ComparisonAnswer(content, picture=picture, remarks=failed, exit_code=code).kept(output_dir)
+    unused = _unused(sides, trials)
+    answer = ComparisonAnswer(content, picture=picture, remarks=failed, unused=unused, exit_code=code)
+    return answer.kept(output_dir)
+
+
+def _unused(sides: Sequence[SideSpec], trials: Trials) -> list[tuple[str, str]]:
+    """The options that such runs have no use for, and why."""
+    if any(side.stored for side in sides):
+        return [(name, "stored results are not run again") for name in ("seeds", "pairs", "draws", "quick")]
+    if trials.design == "blocks":
+        return [(name, "times are measured") for name in ("seeds", "draws", "quick")]
+    return [("pairs", "times are emulated")] * trials.a[0].exact
 
 
 def _without_verdict(output_dir: Path | None) -> str:

@@ -147,6 +147,22 @@ def test_a_stored_result_of_another_workload_is_refused(run_command, kept, scena
     assert said.code == 2 and "workload.requests: 4 against 3" in said.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "unused", "why"),
+    [
+        ((), ("--seeds", "--pairs", "--quick"), "stored results are not run again"),
+        (("--set", "device.host=measured"), ("--seeds", "--quick"), "times are measured"),
+        (("--device", "vgpu"), ("--pairs",), "times are emulated"),
+    ],
+)
+def test_options_without_an_effect_are_named(run_command, kept, scenario, arguments, unused, why):
+    of = (scenario, "--b", "overlap=false") if arguments else (kept / "a", kept / "b")
+    said = run_command("compare", *of, *arguments, "--seeds", 2, "--pairs", 2, "--quick")
+    assert said.code == 0, said.err
+    lines = [line for line in said.err.splitlines() if "has no effect" in line]
+    assert lines == [f"schedbench: {option} has no effect: {why}" for option in unused]
+
+
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_no_line_of_a_page_is_too_wide(document, width):
     text = page(document, width=width)

@@ -184,3 +184,5 @@ def test_gates_apply_to_captures(tmp_path):
 def test_the_report_of_a_folder_is_that_of_its_result(tmp_path):
     (tmp_path / "result.json").write_bytes(SAMPLE.read_bytes())
     assert run("report", tmp_path).output == run("report", tmp_path / "result.json").output
+    (tmp_path / "check.json").write_text("{}")
+    assert run("report", tmp_path).stderr == f"schedbench: {tmp_path}: shown is result.json, not check.json\n"
