@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import traceback
+from collections import Counter
 from contextlib import AbstractContextManager
 from itertools import pairwise, takewhile
 from typing import Annotated, Any, NoReturn
@@ -18,24 +19,13 @@ import typer
 
 from ..profiles.platform.engine_choice import show_work
 from ..profiles.platform.own_process import claim_process
+from . import errors
 from .baseline import baseline
 from .bench import bench, doctor
 from .calibrate import calibrate
 from .check import check
 from .command import command
 from .compare import compare
-from .errors import (
-    DEFECT,
-    INTERRUPTED,
-    WORKLOAD_FAILED,
-    UsageError,
-    closed_pipe_noticed,
-    exit_code,
-    interruptible,
-    message,
-    open_closed_streams,
-    scheduler_line,
-)
 from .explain import explain
 from .init import init, schema
 from .list import show
@@ -51,7 +41,28 @@ from .watch import watch
 from .worth import worth
 
 
-class _Commands(typer.core.TyperGroup):
+class _Group(typer.core.TyperGroup):
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Raises UsageError where an option follows another one that needs a value, which it would be taken for, for an
+        option that only other commands have, and where one that has a single value is given again."""
+        name, command, rest = super().resolve_command(ctx, args)
+        options, typed = _options(command), [*takewhile(lambda text: text != "--", rest)]
+        for option, value in pairwise(typed):
+            if option in options and value in options and not options[option].is_flag:
+                missing = options[option].metavar or "its value"
+                raise errors.UsageError(f"{option}: {missing} is missing: the option {value} follows")
+        for option, times in Counter(text.partition("=")[0] for text in typed if options).items():
+            others = [other for other, known in self.commands.items() if option in _options(known)]
+            if option not in options and others:
+                raise errors.UsageError(
+                    f"{option}: no option of {name}, but of {', '.join(others)}{_as_key(option, command)}"
+                )
+            if times > 1 and option in options and not (options[option].multiple or options[option].is_flag):
+                raise errors.UsageError(f"{option}: given {times} times, and takes one value")
+        return name, command, rest
+
+
+class _Commands(_Group):
     def invoke(self, ctx: Any) -> Any:
         """A command that is interrupted before it has a result says so. Typer's refusals of a value are without
         pydantic's prefix, and with the choice that was probably meant."""
@@ -59,7 +70,7 @@ class _Commands(typer.core.TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             echo(f"schedbench: interrupted: {str(error) or 'there is no result'}", err=True)
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(errors.INTERRUPTED) from None
         except typer.BadParameter as error:
             said = error.message.removeprefix("Value error, ").removesuffix(".")
             if found := re.fullmatch(r"'(.*)' is not one of (.*)", said):
@@ -68,23 +79,6 @@ class _Commands(typer.core.TyperGroup):
                 said += meant(found[1], re.findall(r"'([^']*)'", found[2]))
             error.message = said
             raise
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Raises UsageError where an option follows another one that needs a value, which it would be taken for, and
-        for an option that only other commands have."""
-        name, command, rest = super().resolve_command(ctx, args)
-        options, typed = _options(command), [*takewhile(lambda text: text != "--", rest)]
-        for option, value in pairwise(typed):
-            if option in options and value in options and not options[option].is_flag:
-                missing = options[option].metavar or "its value"
-                raise UsageError(f"{option}: {missing} is missing: the option {value} follows")
-        for option in [text.partition("=")[0] for text in typed if options]:
-            others = [other for other, known in self.commands.items() if option in _options(known)]
-            if option not in options and others:
-                raise UsageError(
-                    f"{option}: no option of {name}, but of {', '.join(others)}{_as_key(option, command)}"
-                )
-        return name, command, rest
 
 
 def _as_key(option: str, command: Any) -> str:
@@ -135,17 +129,17 @@ for answered in (run, compare, check, worth, profile, watch, sweep, onebatch):
 for printed in (verify, report, trace, explain, init, schema, doctor, bench, calibrate):
     app.command()(printed)
 app.command("list")(show)
-app.add_typer(baseline, name="baseline")
+app.add_typer(baseline, name="baseline", cls=_Group)
 
 
 def main() -> None:
     """Run the command line. A usage error is printed as one message; a defect of the program as a traceback, with an
     exit code of its own."""
-    open_closed_streams()
+    errors.open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # for terminals with a small character set
     show_work(_working)
-    with interruptible() as interruption, closed_pipe_noticed(sys.stdout):
+    with errors.interruptible() as interruption, errors.closed_pipe_noticed(sys.stdout):
         try:
             app()
         except Exception as error:
@@ -153,7 +147,7 @@ def main() -> None:
                 # An interrupted import can make later code fail in any way. Such an error is one line, no traceback.
                 if not _caused_by_interruption(error):
                     echo(f"schedbench: interrupted, which caused {type(error).__name__}: {error}", err=True)
-                sys.exit(INTERRUPTED)
+                sys.exit(errors.INTERRUPTED)
             _exit_with(error)
 
 
@@ -183,13 +177,13 @@ def _caused_by_interruption(error: BaseException | None) -> bool:
 
 
 def _exit_with(error: Exception) -> NoReturn:
-    code = exit_code(error)
+    code = errors.exit_code(error)
     if code is None:
         echo("".join(traceback.format_exception(error)).rstrip("\n"), err=True)
-        line = scheduler_line(error)
+        line = errors.scheduler_line(error)
         if not line:
-            sys.exit(DEFECT)
+            sys.exit(errors.DEFECT)
         echo(f"schedbench: the scheduler crashed at {line}: {type(error).__name__}: {error}", err=True)
-        sys.exit(WORKLOAD_FAILED)
-    echo(f"schedbench: {message(error)}", err=True)
+        sys.exit(errors.WORKLOAD_FAILED)
+    echo(f"schedbench: {errors.message(error)}", err=True)
     sys.exit(code)

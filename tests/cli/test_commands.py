@@ -62,6 +62,8 @@ def test_reading_stored_results_and_wrong_arguments_import_no_torch(cli, tmp_pat
         "run mixed --fault no-barier": "did you mean 'no-barrier'",
         "run mixed --engine sglang:/nowhere": "/nowhere is no folder",
         "run mixed --engine sglang:.,overlap=no": "is no folder; the keys of one engine are given by --set",
+        "check mixed --relay latest --set requests=2 --relay pr25945": "--relay: given 2 times, and takes one value",
+        "baseline list --folder a --folder=b": "--folder: given 2 times",
         "check mixed --relay latst": "--relay: engine.relay: unknown relay state, did you mean 'latest'",
         "sweep mixed --over overlap": "expected key=v1,v2",
         "sweep mixed --over hardware=h200,h20": (
