@@ -94,7 +94,7 @@ def setting(document: Document) -> str:
 
 def _program(side: Document, commit: str) -> str:
     if side["capture"]:
-        return f"{side['label']} ({len(side['runs'])} of {side['capture']['map']}, {side['capture']['steps']} steps)"
+        return f"{side['label']} ({len(side['runs'])} of {side['capture']['map']}, steps: {side['capture']['steps']})"
     world = f", {side['world']} world" if side["world"] else ""
     return f"{side['label']} ({scheduler(_unnamed(side), side['relay'])}{commit}{world})"
 
@@ -248,7 +248,8 @@ def lines(found: Document, *, most: int) -> Table:
     compared = _moves_joined(found["lines"])
     changed = [line for line in compared if line["a"] != line["b"] or "moved_from" in line]
     equal = len(compared) - len(changed)
-    caption = f"{equal} {'more ' if changed else ''}source lines are the same on both sides; exact"
+    which = "source line is" if equal == 1 else "source lines are"
+    caption = f"{equal} {'more ' if changed else ''}{which} the same on both sides; exact"
     figures: Figures = {"A": lambda line: number(line["a"]), "B": lambda line: number(line["b"]), "Δ": _delta}
     if _worth_asked(found):
         caption += "; worth: of B's throughput against A's, each line alone, in the first seed"
@@ -290,7 +291,8 @@ def counts(found: Document) -> Table:
     changed = [count for count in known if count["change"] != "equal"]
     equal = len(known) - len(changed)
     headings = ("step kind", "stream", "count", ">A", ">B", "")
-    table = framed(_COUNTS, *headings, caption=f"{equal} more counts are equal; exact")
+    caption = f"{equal} more {'count is' if equal == 1 else 'counts are'} equal; exact"
+    table = framed(_COUNTS, *headings, caption=caption)
     for count in changed:
         tallies = (_tally(count["a"]), _tally(count["b"]))
         change = MISSING if count["change"] == "no steps" else count["change"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from rich.table import Table
 from rich.text import Text
 
-from ..profiles.record.conclusion import conclusion, engine_name, listed, numbers, timed_passes
+from ..profiles.record.conclusion import conclusion, counted, engine_name, listed, numbers, timed_passes
 from . import result_tables
 from .page import Document, Lines, Page, to_csv
 from .pictures import place, run_charts
@@ -101,11 +101,10 @@ def headline(result: Document) -> list[Text]:
     hazard_lines = [Text(f"hazards {found}")] if found else []
     if result_tables.is_capture(result):  # the conclusion has the number of its hazards
         return [*lines, *_capture_notes(result), *(hazard_lines if found == "none" else ())]
-    count = len(result["requests"])
     statuses = Counter(request["status"] for request in result["requests"])
     ended = ", ".join(f"{n} {status}" for status, n in sorted(statuses.items()))
     shortfalls = "".join(f"; {shortfall}" for shortfall in _shortfalls(result))
-    lines.append(Text(f"{count} {'request' if count == 1 else 'requests'}: {ended or 'none'}{shortfalls}"))
+    lines.append(Text(f"{counted(len(result['requests']), 'request')}: {ended or 'none'}{shortfalls}"))
     outputs = result["outputs"]
     tokens = outputs["digest"][:16] if outputs.get("digest") else f"{MISSING} {outputs['abstained']}"
     lines.append(Text(f"tokens {tokens}"))
@@ -168,19 +167,19 @@ def _shortfalls(result: Document) -> list[str]:
     short = requested is not None and workload["requests"] < requested
     words = [f"the trace has {number(workload['requests'])} of {number(requested)}"] if short else []
     if left_out := workload.get("left_out"):
-        words.append(f"{number(left_out)} records without prompt or output left out")
+        words.append(f"{counted(left_out, 'record')} without prompt or output left out")
     return words + ([f"{number(workload['clipped'])} clipped to the context"] if workload["clipped"] else [])
 
 
 def _capture_notes(result: Document) -> list[Text]:
     """What the capture lacks: these lines stand before its numbers."""
     capture = result["environment"]["capture"]
-    lines = [f"{number(capture['steps'])} steps, ranges as in the map {capture['map']}"] * bool(
+    lines = [f"{counted(capture['steps'], 'step')}, ranges as in the map {capture['map']}"] * bool(
         capture["steps"]
     )
     lines += [f"! {note}" for note in capture["notes"]]
-    if capture.get("warnings_of_the_tool"):
-        lines.append(f"! the tool warned {number(capture['warnings_of_the_tool'])} times while it recorded")
+    if warnings := capture.get("warnings_of_the_tool"):
+        lines.append(f"! the tool warned {counted(warnings, 'time')} while it recorded")
     if capture.get("overhead_of_the_tool_us"):
         lines.append(f"! of the time, the tool itself took {number(capture['overhead_of_the_tool_us'])} µs")
     return [Text(line) for line in lines]

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..profiles.measure.steps import is_iteration
+from ..profiles.record.conclusion import counted
 from ..profiles.record.result import PROGRAM, CopyRow
 from .console import PrintableConsole
 from .page import WIDE, Document, Lines, folded_paths, framed, ordered_kinds
@@ -39,7 +40,7 @@ def copies(result: Document) -> Table:
     """All kinds of steps together. Includes kernel copies, whose direction is ``kernel``."""
     rows = _over_kinds(result["copies"], ("stream", "direction", "host_memory", "blocking"))
     rows.sort(key=lambda row: (-row["count"], -row["bytes"]))
-    table = _lines("copies by source line", rows, ("count", "bytes"), LINES)
+    table = _lines("copies by source line", result, rows, ("count", "bytes"), LINES, tight=False)
     for row in rows[:LINES]:
         table.add_row(*_line(row, _copy(row)), number(row["count"]), size(row["bytes"]))
     return table
@@ -76,7 +77,7 @@ def host_waits(result: Document, *, lines: int = LINES) -> Table:
     rows.sort(key=lambda entry: (-entry[0]["exposed_us"], -entry[0]["host_us"]))
     figures = ("hidden\nµs/step", "exposed\nµs/step") if steps else ("waited\nµs",)
     figures = ("count", *figures) if worth is None else (*figures, "worth\nµs/step")
-    table = _lines("where the host waited", rows, figures, lines, tight=worth is not None)
+    table = _lines("where the host waited", result, rows, figures, lines, tight=worth is not None)
     for row, what in rows[:lines]:
         waited, exposed = row["host_us"], row["exposed_us"]
         shown = [(waited - exposed) / steps, exposed / steps] if steps else [waited]
@@ -108,11 +109,12 @@ def _steps(result: Document) -> int:
 
 
 def _lines(
-    title: str, rows: Sequence[object], figures: Iterable[str], lines: int, *, tight: bool = False
+    title: str, result: Document, rows: Sequence[object], figures: Iterable[str], lines: int, *, tight: bool
 ) -> Table:
     """A table whose first two columns are a source line and what it did."""
     hidden = len(rows) - lines
-    caption = f"and {hidden} more line{'s' if hidden > 1 else ''}" if hidden > 0 else ""
+    caption = "" if rows or result["per_step"] else "no step was recorded"
+    caption = f"and {counted(hidden, 'more line')}" if hidden > 0 else caption
     headings = ("~source line", "~what", *(f">{figure}" for figure in figures))
     return framed(title, *headings, caption=caption, no_wrap=True, tight=tight)
 

@@ -159,7 +159,7 @@ def _waits(scene: Scene, width: int) -> Iterator[Text]:
         if line:
             yield Text(cut_right(f"    {cut_left(line, width - 4)}  {statement}", width), style="dim")
     if len(rows) > _WAITS:
-        yield Text(f"and {len(rows) - _WAITS} more lines that waited", style="dim")
+        yield Text(f"and {len(rows) - _WAITS} more that waited", style="dim")
 
 
 def _wrapped(parts: list[str], width: int) -> Iterator[Text]:

@@ -11,6 +11,7 @@ from ..judge.effects import value_of
 from ..platform.pool import MapFunction
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options
+from ..record.conclusion import counted
 from ..record.result import Abstained, Hazards, Result
 from ..run.crash import Crash
 from ..vgpu.adversary.executor import POISONED
@@ -108,8 +109,5 @@ def _drafts_apart(found: Result, expected: Result) -> Iterator[Evidence]:
 
 def _counted(chosen: Sequence[int]) -> str:
     strategies = sum(seed < len(STRATEGIES) for seed in chosen)
-    counts = (
-        (strategies, "strategy", "strategies"),
-        (len(chosen) - strategies, "random order", "random orders"),
-    )
-    return " and ".join(f"{count} {one if count == 1 else more}" for count, one, more in counts if count)
+    counts = (strategies, "strategy", "strategies"), (len(chosen) - strategies, "random order", "")
+    return " and ".join(counted(count, one, more) for count, one, more in counts if count)

@@ -56,7 +56,7 @@ def check_drafts(resolved: Resolved, reference: Callable[[], DraftStarts | Crash
         evidence.append(Evidence(lengths))
     worker = speculation(_by_another_worker(resolved).scenario)
     by = f"{worker} in the serial loop of latest, prompts whole and without cache"
-    return verdict(NAME, evidence, about=f"of {len(both)} requests they start as by {by}, bit for bit")
+    return verdict(NAME, evidence, about=f"they start as by {by}, bit for bit; requests: {len(both)}")
 
 
 def _why_not(resolved: Resolved) -> str:

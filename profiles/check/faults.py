@@ -69,11 +69,7 @@ class FaultScenario(NamedTuple):
 
 _PENALISED = ("workload.sampling.presence_penalty=0.5",)
 _GRAMMAR = ("workload.sampling.grammar={regex: '[0-9]{1,8}'}", "workload.sampling.ignore_eos=false")
-_TWO_AT_A_TIME = (
-    "engine.max_running_requests=2",
-    "engine.chunked_prefill_size=8",
-    "workload.requests=4",
-)
+_TWO_AT_A_TIME = ("engine.max_running_requests=2", "engine.chunked_prefill_size=8", "workload.requests=4")
 
 _SMALL_POOL = ("engine.radix_cache=false", "engine.kv_tokens=256", "workload.requests=12")
 

@@ -53,7 +53,8 @@ def alike(name: str, result: Result, reference: Result | Crash, about: str) -> C
     if reference.run.leak and not result.run.leak:
         return Check(name, "failed", "the reference leaks", (Evidence(reference.run.leak),))
     found = list(differences(result, reference))
-    return verdict(name, found, about=f"{about}, for {len(result.requests)} requests")
+    some = f"{len(result.requests)} request{'s' * (len(result.requests) != 1)}"
+    return verdict(name, found, about=f"{about}, for {some}")
 
 
 def reference_question(resolved: Resolved) -> Resolved:

@@ -186,7 +186,7 @@ def _check_metric(gate: Gate, found: Judgement) -> GateOutcome:
     if doubts or found.n == 0:
         return GateOutcome(gate.text, "undecided", seen, ", ".join(doubts) or "no pair is left")
     if found.floor is not None and found.needed is not None and found.resolve is None:  # measured in turns
-        why = f"{found.n} pairs are measured, and an interval needs at least {found.needed}"
+        why = f"{found.n} measured, and an interval needs at least {found.needed} pairs"
         return GateOutcome(gate.text, "undecided", seen, why)
     outcome = _against(gate, *found.interval)
     if outcome == "undecided":

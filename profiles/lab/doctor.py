@@ -52,11 +52,7 @@ def engine_checks(choice: EngineChoice) -> list[DoctorCheck]:
         return [DoctorCheck("source", False, str(error), runs=True)]
     with closing(engine):
         source, part = engine.source, engine.source.part
-        known = [
-            part.version,
-            part.commit and f"commit {part.commit[:10]}",
-            part.dirty and "with changes",
-        ]
+        known = [part.version, part.commit and f"commit {part.commit[:10]}", part.dirty and "with changes"]
         facts = ", ".join(str(fact) for fact in known if fact) or "of unknown version"
         found = [DoctorCheck("source", True, f"{source.package}, {facts}")]
         try:

@@ -63,9 +63,9 @@ def prediction(pairs: Iterable[Pair], *, missing: Sequence[str] = ()) -> Documen
     causes = {
         "nothing was compared": error is None and not (against_zero or one_sided),
         f"median error {100 * (error or 0):.1f} %, goal below {100 * GOAL:.1f} %": (error or 0) >= GOAL,
-        f"{signs} signs of changes differ": signs,
-        f"{against_zero} errors where 0 was measured": against_zero,
-        f"{one_sided} metrics of one side only": one_sided,
+        f"signs of changes that differ: {signs}": signs,
+        f"errors where 0 was measured: {against_zero}": against_zero,
+        f"metrics of one side only: {one_sided}": one_sided,
         f"not run: {', '.join(missing)}": missing,
     }
     return {

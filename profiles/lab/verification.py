@@ -232,8 +232,8 @@ def main(arguments: Sequence[str]) -> int:
     folder = Path(arguments[0])
     found = _verified(folder)
     write_whole(folder / "verify.json", json.dumps(found, indent=1) + "\n")
-    kinds = f"{len(_unlike(found['steps']))} kinds of steps with different numbers of steps"
-    print("; ".join([f"{len(found['unexplained'])} unexplained differences", kinds, *found["trouble"]]))
+    kinds = f"kinds of steps with different numbers of steps: {len(_unlike(found['steps']))}"
+    print("; ".join([f"unexplained differences: {len(found['unexplained'])}", kinds, *found["trouble"]]))
     return 0 if found["agrees"] else 1
 
 

@@ -68,6 +68,11 @@ def listed(names: Sequence[str], most: int, *, between: str = ", ") -> str:
     return between.join(names[:most]) + more
 
 
+def counted(count: int, one: str, more: str = "") -> str:
+    """The count and its noun; ``more`` is another plural than that with an s."""
+    return f"{count:,} {one if count == 1 else more or f'{one}s'}"
+
+
 def attributed(delta: float, lines: Sequence[Document]) -> str:
     """How much of a change of throughput by ``delta`` percent comes from the source line that accounts for most of it;
     empty where no line was asked, or the change is too small."""
@@ -116,7 +121,7 @@ def _waited(result: Document) -> str:
     line = _place(worst["site"]) if worst["site"] else "an unknown line"
     said = numbers(result["labels"], result["hardware"]["name"])
     return (
-        f"the host waited {_number(total)} µs for the device ({said}), in {calls:,} call{'s' * (calls != 1)}; "
+        f"the host waited {_number(total)} µs for the device ({said}), in {counted(calls, 'call')}; "
         f"{_share(worst['host_us'] / total)} at {line}"
     )
 
@@ -141,12 +146,12 @@ def _failed(result: Document) -> Iterator[str]:
 
 
 def _without_times(result: Document) -> Iterator[str]:
-    counted = [steps for part in _parts(result) for kind, steps in part.items() if "." not in kind]
-    steps = sum(counts["steps"] for counts in counted)
+    kinds = [kind for part in _parts(result) for kind in part.items()]
+    steps = sum(counts["steps"] for kind, counts in kinds if "." not in kind)
     ranks = f" of {len(result['ranks'])} ranks" if result.get("ranks") else ""
     requests = Counter(request["status"] for request in result["requests"])
-    ended = "".join(f"{count:,} requests {status}, " for status, count in sorted(requests.items()))
-    yield f"{ended}{steps:,} steps{ranks}; no times: {result['idle'].get('abstained', 'nothing was timed')}"
+    ended = "".join(f"{counted(count, 'request')} {status}, " for status, count in sorted(requests.items()))
+    yield f"{ended}{counted(steps, 'step')}{ranks}; no times: {result['idle'].get('abstained', 'nothing was timed')}"
 
 
 def _throughput(result: Document) -> Iterator[str]:
@@ -198,7 +203,7 @@ def _costliest(result: Document) -> Iterator[str]:
     most = best["output_throughput_pct"] if best else 0.0
     interrupted = result["run"].get("further_cancelled")
     if interrupted:
-        yield f"interrupted when {len(result['worth']['rows']):,} lines and phases had been asked"
+        yield f"interrupted when {len(result['worth']['rows']):,} of the lines and phases had been asked"
     if best and most >= _LEAST_PERCENT:
         rows = _rows(result)[_place(best["site"])]
         done = _work(result, rows) if rows else best["what"]

@@ -261,6 +261,6 @@ class ProgressWatch(Observer):
             raise NoProgressError(
                 f"{NO_PROGRESS}: since step {self._since} the loop took {self._turns} turns with"
                 f" {self._steps} steps, and none of {len(found)} unfinished requests got a token ({first.id} is"
-                f" {first.status.value}, with {len(first.output_ids)} tokens)"
+                f" {first.status.value}, with {len(first.output_ids)} token{'s' * (len(first.output_ids) != 1)})"
             )
         self._advance(tokens)  # a data-parallel rank without requests takes part in the others' steps

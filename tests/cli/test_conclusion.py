@@ -125,7 +125,7 @@ def test_the_conclusion_says_how_many_requests_failed(document: dict[str, Any]) 
 
 def test_an_interrupted_search_says_how_much_was_asked(document: dict[str, Any]) -> None:
     document["worth"], document["run"]["further_cancelled"] = {"rows": []}, True
-    assert "interrupted when 0 lines and phases had been asked" in conclusion(document)
+    assert "interrupted when 0 of the lines and phases had been asked" in conclusion(document)
     [gains] = worth_tables(document, lines=1)
     assert gains.caption == "none was asked"
 

@@ -76,7 +76,7 @@ def test_a_statement_is_cut_at_as_many_lines_as_the_console_shows(lines, shown):
 
 def test_an_abstained_figure_is_a_dash_with_its_reason(document):
     document["metrics"] = {name: {"value": None, "abstained": "no time"} for name in document["metrics"]}
-    document["idle"] = {"value": None, "abstained": "no forward kernel was seen"}
+    document["idle"] = {"value": None, "abstained": "no whole forward was seen"}
     document["outputs"] = {"value": None, "abstained": "interrupted"}
     text = page(document, width=80)
     assert "tokens – interrupted" in text
@@ -98,9 +98,11 @@ def test_an_empty_result_has_a_page(document):
     document["idle"] = dict.fromkeys(document["idle"], 0.0)
     text = page(document, width=80)
     assert "0 requests: none" in text
-    assert "\n\nwhere the host waited: none\n" in text
-    assert "\n\ncopies by source line: none\n" in text
-    assert "**where the host waited**: none\n" in markdown(result_page(document, 160))
+    assert "\n\nwhere the host waited: no step was recorded\n" in text
+    assert "\n\ncopies by source line: no step was recorded\n" in text
+    assert "**where the host waited**: no step was recorded\n" in markdown(result_page(document, 160))
+    document["per_step"] = {"decode": {"steps": 1}}
+    assert "\n\nwhere the host waited: none\n" in page(document, width=80)
 
 
 def test_a_kind_of_step_that_ends_within_others_has_no_share_of_the_critical_path(document):

@@ -114,7 +114,7 @@ def test_results_of_steps_before_the_capture_are_counted_apart(read):
     ]
     result = read(export)
     assert result.per_step["step"].steps == 3
-    assert any("1 results are of steps that were launched before" in note for note in notes(result))
+    assert any("1 result of steps that were launched before" in note for note in notes(result))
     settled = {row.kind: row.count for row in result.syncs if row.range == "settle"}
     assert settled == {"none": 1, "step": 3}
 
@@ -191,7 +191,7 @@ def test_operations_that_cannot_be_placed_or_counted_are_noted(read):
     for row in export.rows["CUPTI_ACTIVITY_KIND_MEMCPY"]:
         row["copyKind"] = None
     found = "\n".join(notes(read(export)))
-    assert "15 operations have no call: they belong to no step" in found
+    assert "15 operations have no call, hence no step" in found
     assert "6 copies are not counted" in found
 
 
@@ -220,13 +220,13 @@ def test_the_busiest_thread_is_reported_and_others_are_named(read):
         export.named("scheduler.run_batch", at, at + 5, thread=Export.MAIN + 1)
     result = read(export)
     assert result.per_step["step"].steps == 4
-    assert any("1 more threads launch steps" in note for note in notes(result))
+    assert any("1 more thread launches steps" in note for note in notes(result))
 
 
 def test_operations_that_other_threads_launch_are_noted(read):
     export = looped()
     export.kernel(export.call("cudaLaunchKernel", 10, 12, thread=Export.MAIN + 1), 15, 20)
-    assert any("1 operations were launched by other threads" in note for note in notes(read(export)))
+    assert any("1 operation was launched by other threads" in note for note in notes(read(export)))
 
 
 def test_calls_of_another_thread_are_not_those_of_the_loop(read):
@@ -259,7 +259,7 @@ def test_a_gpu_that_only_another_thread_uses_is_left_out(read):
     export.rows["CUPTI_ACTIVITY_KIND_KERNEL"][-1]["deviceId"] = 1
     result = read(export)
     assert result.metrics == alone.metrics and counts(result) == counts(alone)
-    assert any("1 operations of GPUs that only other threads use" in note for note in notes(result))
+    assert any("left out: 1 operation of GPUs that only other threads use" in note for note in notes(result))
     export.rows["CUPTI_ACTIVITY_KIND_KERNEL"][0]["deviceId"] = 1
     assert any("operations of 2 GPUs" in note for note in notes(read(export)))
 

@@ -77,7 +77,7 @@ def broken(resolved: Resolved, change: Change) -> Resolved:
 def test_drafts_agree_in_every_state_and_worker(state: str, worker: str) -> None:
     found = checked(question(state=state, worker=worker))
     assert (found.verdict, found.evidence) == ("passed", ())
-    assert "of 4 requests" in found.about
+    assert "requests: 4" in found.about
 
 
 @pytest.mark.wide

@@ -66,9 +66,9 @@ def test_every_metric_that_is_compared_exists() -> None:
             {"step_ms": 1.0, STALL: 0.0},
             {"step_ms": 0.0, STALL: 40.0},
             0.0,
-            "1 errors where 0 was measured",
+            "errors where 0 was measured: 1",
         ),
-        ({"step_ms": None, "tpot_ms": 1.0}, {"step_ms": 1.0}, {}, None, "2 metrics of one side only"),
+        ({"step_ms": None, "tpot_ms": 1.0}, {"step_ms": 1.0}, {}, None, "metrics of one side only: 2"),
         ({"step_ms": None}, {"step_ms": None}, {}, None, "nothing was compared"),
     ],
 )
@@ -122,7 +122,7 @@ def test_signs_are_compared_where_both_call_a_difference(
 
 
 def test_a_wrong_sign_misses_the_goal_for_any_error() -> None:
-    assert prediction(ladder((1.0, 0.97), (0.97, 1.0)))["findings"] == ["1 signs of changes differ"]
+    assert prediction(ladder((1.0, 0.97), (0.97, 1.0)))["findings"] == ["signs of changes that differ: 1"]
     assert prediction(ladder((1.0, 0.97), (1.0, 0.97)))["findings"] == []
 
 

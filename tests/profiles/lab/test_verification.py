@@ -179,7 +179,7 @@ def test_the_document_lists_unexplained_differences(
     capsys.readouterr()
     written(result, tmp_path, up=7)
     assert main([str(tmp_path)]) == 1
-    assert capsys.readouterr().out.startswith("1 unexplained differences; 0 kinds of steps")
+    assert capsys.readouterr().out.startswith("unexplained differences: 1; kinds of steps")
     found = json.loads((tmp_path / "verify.json").read_text())
     assert found == verify(result(), counts(up=7), result())
     assert (found["agrees"], found["compared"], found["steps"]) == (False, 2, {"decode": [3, 3, 3]})
