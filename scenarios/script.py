@@ -257,12 +257,12 @@ def _refuse_unusable(
 
 
 def _malformed(sampling: Sampling, vocab_size: int) -> Iterator[combinations.Finding]:
-    """A pattern that does not compile, whichever token ends a sequence."""
+    """A pattern that does not compile, whichever token ends a sequence. No pattern needs more tokens than the bytes."""
     from ..sched.model.grammar import GrammarCache, GrammarError
 
     try:
         if sampling.grammar is not None:
-            GrammarCache(vocab_size, (0,)).start(sampling.grammar.spec)
+            GrammarCache(min(vocab_size, 257), (0,)).start(sampling.grammar.spec)
     except GrammarError as error:
         yield ("workload", "sampling", "grammar"), str(error)
 
