@@ -68,7 +68,9 @@ def host_waits(result: Document, *, lines: int = LINES) -> Table:
     """Calls that waited for the device. A wait is exposed while the GPU had no forward to run, else hidden; in a
     program without steps it is neither. What a line is worth is neither of the two: a wait also keeps the host's work
     behind it from overlapping the forward."""
-    worth = _gains_by_line(result) if "worth" in result else None
+    asked = result["worth"]["rows"] if "worth" in result else ()
+    known = [row for row in asked if row["site"] and row["change"] == "absent" and row["step_us"] is not None]
+    worth = {_place(row): -row["step_us"] for row in known} if "worth" in result else None
     steps = 0 if PROGRAM in result["per_step"] else _steps(result)
     copied = _over_kinds(result["copies"], ("stream", "direction", "host_memory", "blocking"))
     rows = [(row, _copy(row)) for row in copied]
@@ -89,15 +91,6 @@ def host_waits(result: Document, *, lines: int = LINES) -> Table:
 def _place(row: Document) -> tuple[str, int]:
     site = row["site"]
     return (site["file"], site["line"]) if site else ("", 0)
-
-
-def _gains_by_line(result: Document) -> dict[tuple[str, int], float]:
-    """Us per step that the run gains if a line's copies, syncs and launches are not there."""
-    return {
-        _place(row): -row["step_us"]
-        for row in result["worth"]["rows"]
-        if row["site"] and row["change"] == "absent" and row["step_us"] is not None
-    }
 
 
 def _steps(result: Document) -> int:

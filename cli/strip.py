@@ -107,13 +107,10 @@ def _row(lane: Lane, axis: _Axis) -> Text:
         before = cells[at - 1] if at else None
         if before is None or before[1] is not cell[1]:
             begin = at
-        row.append(_sign(cell[1], at - begin), LOOKS[cell[1].kind].style)
+        piece, place, look = cell[1], at - begin, LOOKS[cell[1].kind]
+        named = piece.kind == "phase" and place < len(piece.name)  # a phase begins with its name
+        row.append(piece.name[place] if named else look.sign, look.style)
     return row
-
-
-def _sign(piece: Slice, place: int) -> str:
-    """A phase begins with its name."""
-    return piece.name[place] if piece.kind == "phase" and place < len(piece.name) else LOOKS[piece.kind].sign
 
 
 def _steps(scene: Scene, group: str, axis: _Axis, label: int) -> Text:

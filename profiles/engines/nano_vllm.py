@@ -138,7 +138,8 @@ class NanoVllmSystem(PagedSystem):
         }
         wrap_methods(scheduler, of_scheduler)
         wrap_methods(scheduler.block_manager, {"deallocate": self._release})
-        prepare, model = (self._in_step(name) for name in ("prepare", "model"))
+        prepare = ranged(self._reports, "prepare", step=lambda: self._bridge.step)
+        model = ranged(self._reports, "model", step=lambda: self._bridge.step)
         of_runner = {"prepare_prefill": prepare, "prepare_decode": prepare, "run_model": model}
         wrap_methods(runner, {"run": self._launch, "sampler": self._sample, **of_runner})
 
@@ -147,9 +148,6 @@ class NanoVllmSystem(PagedSystem):
         made = engine.Sequence(list(request.origin_input_ids), _sampling(request.sampling))
         self._ids[made.seq_id] = request.id
         return made
-
-    def _in_step(self, name: str) -> Callable[..., Any]:
-        return ranged(self._reports, name, step=lambda: self._bridge.step)
 
     def _launch(self, original: Callable[..., Any], seqs: Sequence[Any], is_prefill: bool) -> Any:
         blocks = self._engine.scheduler.block_manager

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec
 
 from ..record.timeline import NO_SITE
-from .engine import EventRecording
+from .engine import EventRecording, StreamQueue
 from .runtime import Direction, Runtime
 
 P = ParamSpec("P")
@@ -72,6 +72,9 @@ class CounterfactualRuntime(Runtime):
     def synchronize_device(self) -> None:
         if not self.is_left_out() and not self._has("no wait"):
             super().synchronize_device()
+
+    def query(self, stream: StreamQueue, recording: EventRecording | None = None) -> bool:
+        return self.is_left_out() or self._has("no wait") or super().query(stream, recording)
 
     def pin(self, size: int, *, copied: bool) -> None:
         if not self._has("absent"):

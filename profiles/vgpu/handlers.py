@@ -62,7 +62,9 @@ class OpHandlers(dict[int, Handler]):
     def _built(self, func: torch._ops.OpOverload) -> Handler:
         key = composition(func)
         if key is not None:
-            return _composite(func, key)
+            return lambda args, kwargs: func._op_dk(
+                key, *args, **kwargs
+            )  # the ops that define it are dispatched
         chosen = self._choose(func)
         handler = chosen if self._decorate is None else self._decorate(func, chosen)
         return _list_copy(self.copies, handler) if func is torch.ops.aten._foreach_copy_.default else handler
@@ -94,11 +96,6 @@ class OpHandlers(dict[int, Handler]):
         if schema.is_mutable:
             return _in_place(gpu, func, name)
         return _functional(gpu, func, name)
-
-
-def _composite(func: torch._ops.OpOverload, key: torch._C.DispatchKey) -> Handler:
-    """The ops by which torch defines the op; each of them is dispatched."""
-    return lambda args, kwargs: func._op_dk(key, *args, **kwargs)
 
 
 def _view(gpu: VirtualGpu, func: torch._ops.OpOverload) -> Handler:

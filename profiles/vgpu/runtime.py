@@ -95,6 +95,7 @@ class Runtime:
         self._graph_launch = round(host.graph_launch.value)
         self._pin_memory = round(host.pin_memory.value)
         self._last_unreached = -1  # the time of the last query, where its answer was no
+        self._polled: tuple[object, int] = (None, 0)  # what the program asked for last, and since when
 
     def kernel(
         self, name: str, duration: int, *, host_size: int = 0, engine: int = COMPUTE, call: int | None = None
@@ -246,6 +247,17 @@ class Runtime:
     def idle(self, stream: StreamQueue) -> bool:
         """Whether everything enqueued on the stream has ended by now."""
         return self.reached(self.simulation.record(stream, self.now))
+
+    def query(self, stream: StreamQueue, recording: EventRecording | None = None) -> bool:
+        """Whether the recording, or else the stream, is done. A loop that only asks the same until it is, is a wait."""
+        asked, (last, since) = recording or stream, self._polled
+        since = since if self.now == self._last_unreached and asked is last else self.now
+        self._polled = asked, since
+        reached = self.reached(recording) if recording else self.idle(stream)
+        if reached and self.now > since:
+            name = "cudaEventQuery" if recording else "cudaStreamQuery"
+            self._call("sync", name, since, self.now - since, self.sites.here(), stream)
+        return reached
 
     def graph_launch(self) -> int:
         """The host's part of a replay; returns the call's site."""

@@ -61,7 +61,7 @@ class Stream:
 
     def query(self) -> bool:
         """Whether everything enqueued so far has ended."""
-        return CURRENT.get().runtime.idle(self.queue)
+        return CURRENT.get().runtime.query(self.queue)
 
     def is_capturing(self) -> bool:
         return CURRENT.get().runtime.capture is not None
@@ -131,7 +131,7 @@ class Event:
             runtime.wait_event(stream.queue if stream else runtime.stream, self._recording)
 
     def query(self) -> bool:
-        return self._recording is None or CURRENT.get().runtime.reached(self._recording)
+        return self._recording is None or CURRENT.get().runtime.query(self._queue, self._recording)
 
     def synchronize(self) -> None:
         if self._recording is not None:

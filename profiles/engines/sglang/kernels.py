@@ -6,6 +6,7 @@ Later versions compile them when they are first needed (``load_jit``), earlier o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
@@ -237,13 +238,11 @@ _KERNELS: Final[Mapping[str, Callable[..., Any]]] = {
 }
 
 
-def _as_one(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Launches the kernel as one of that name."""
-    return lambda *args, **kwargs: fused.run_as_one_kernel(name, kernel, *args, **kwargs)
-
-
 _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
-    **{place: _as_one(place.rpartition(".")[2], kernel) for place, kernel in _KERNELS.items()},
+    **{
+        place: partial(fused.run_as_one_kernel, place.rpartition(".")[2], one)
+        for place, one in _KERNELS.items()
+    },
     # Those that launch a kernel whose time and accesses follow from its values, or none.
     "load_cache_to_device_buffer": hisparse_kernels.swap_in,
     "launch_all_mla": hisparse_kernels.back_up,

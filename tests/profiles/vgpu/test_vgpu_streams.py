@@ -112,10 +112,27 @@ def test_queries_and_unrecorded_events(bench: Any) -> None:
     assert not event.query() and not module.current_stream().query()
     event.synchronize()
     assert event.query() and module.current_stream().query()
-    x.neg_()
-    event.record()
-    while not (event.query() and module.current_stream().query()):
-        pass  # a loop that only polls ends
+
+
+@pytest.mark.parametrize("asked", ["cudaEventQuery", "cudaStreamQuery"])
+def test_a_loop_that_only_polls_ends_and_is_a_wait(bench: Any, asked: str) -> None:
+    module = torch.get_device_module("vgpu")
+    other, event, x = module.Event(), module.Event(), torch.zeros(1 << 24, device=bench.gpu.device)
+
+    def body() -> None:
+        x.neg_()
+        event.record()
+        other.record()
+        assert not event.query() and not other.query() and not event.query()
+        x.neg_()
+        while not (event if asked == "cudaEventQuery" else module.current_stream()).query():
+            pass
+        assert event.query()
+
+    recorder = bench.observe(body)
+    (wait,) = [call for call in recorder.calls if call.kind == "sync"]
+    ended = recorder.ops[0 if asked == "cudaEventQuery" else 1].end
+    assert wait.name == asked and wait.waited == wait.end - wait.start > 0 and wait.end >= ended > wait.start
 
 
 def test_waiting_is_counted_from_the_start_of_the_wait(bench: Any) -> None:
