@@ -264,7 +264,8 @@ def _beside_counts(found: Comparison) -> str:
     if not found.engine:
         return "A and B are the same engine" if a.tool == b.tool and a.labels.capture is None else ""
     if any(difference.key.startswith("labels.engine.") for difference in found.engine):
-        return "their sources differ: check judges order and values, which are not counted"
+        host = ", and --set device.host=measured the host's own work" * a.labels.exact
+        return f"their sources differ: check judges order and values, which are not counted{host}"
     return ""
 
 

@@ -426,7 +426,11 @@ def test_the_conclusion_of_equal_sides(trials):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"sha256": "2" * 64}, "their sources differ: check judges order and values, which are not counted"),
+        (
+            {"sha256": "2" * 64},
+            "their sources differ: check judges order and values, which are not counted, "
+            "and --set device.host=measured the host's own work",
+        ),
         ({"ref": "y"}, "A and B have the same source"),
     ],
 )
