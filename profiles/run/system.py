@@ -193,7 +193,7 @@ class ScriptedAborts(Observer):
 
 
 # A turn of the loop without a step may wait for a copy of some ten milliseconds, and takes some ten microseconds.
-MOST_TURNS: Final = 100_000
+MOST_TURNS: Final = 20_000
 # Every step gives a request tokens, or computes a part of its prompt, except for the last steps of a request.
 MOST_STEPS: Final = 300
 SHORTEST_WAIT: Final = 10_000
