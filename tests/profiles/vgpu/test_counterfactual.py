@@ -74,7 +74,10 @@ def test_a_change_removes_the_wait_and_keeps_the_values(
     function: Callable[[torch.device], torch.Tensor], change: LineChange, kernel: int
 ) -> None:
     plain, changed = host_time(function, None), host_time(function, change)
-    waits = change == "pinned" and function in (synchronize, poll)  # a line that only waits has nothing to pin
+    waits = change == "pinned" and function in (
+        synchronize,
+        poll,
+    )  # a line that only waits has nothing to pin
     assert plain[0] >= 0.9 * kernel
     assert changed[0] == plain[0] if waits else changed[0] < kernel / 10
     assert changed[1] == plain[1]
