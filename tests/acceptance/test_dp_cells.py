@@ -112,7 +112,7 @@ def test_every_rank_has_a_column_and_a_picture(run_command: RunCommand, tmp_path
     assert run_command("trace", tmp_path).code == 0
     events = json.loads(gzip.decompress((tmp_path / "perfetto.json.gz").read_bytes()))["traceEvents"]
     names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
-    assert {"rank 0: host", "rank 1: host"} <= names
+    assert {f"rank {rank}, emulated h200: host" for rank in (0, 1)} <= names
 
 
 def test_ranks_without_requests_do_not_spin() -> None:

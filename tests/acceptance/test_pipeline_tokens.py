@@ -153,9 +153,15 @@ def test_ranks_are_drawn_on_one_clock(run_command: RunCommand, tmp_path: Path) -
     events = json.loads(gzip.decompress((tmp_path / "perfetto.json.gz").read_bytes()))["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     drawn = [(names[e["pid"]], e) for e in events if e["ph"] == "X"]
-    assert [names[pid] for pid in (1, 5, 9, 13)] == [f"stage {k}: host" for k in range(4)]
-    sent = [e["ts"] + e["dur"] for name, e in drawn if name == "stage 0: streams" and e["cat"] == "send"]
+    assert [names[pid] for pid in (1, 5, 9, 13)] == [f"stage {k}, emulated h200: host" for k in range(4)]
+    sent = [
+        e["ts"] + e["dur"]
+        for name, e in drawn
+        if name == "stage 0, emulated h200: streams" and e["cat"] == "send"
+    ]
     forwards = [
-        e["ts"] for name, e in drawn if name == "stage 1: streams" and e["args"].get("range") == "model"
+        e["ts"]
+        for name, e in drawn
+        if name == "stage 1, emulated h200: streams" and e["args"].get("range") == "model"
     ]
     assert min(forwards) >= min(sent) > 0
