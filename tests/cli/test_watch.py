@@ -203,8 +203,8 @@ def test_a_second_interruption_ends_a_program_that_goes_on_after_the_first(scrip
 
 
 def _ready(script: Path, *options: str, patience: float = 2) -> subprocess.Popen[str]:
-    """The command with that script, which is in its loop, and which may take as many seconds to end when it is told
-    to."""
+    """The command with that script, which is in its loop, and which may take ``patience`` seconds to end after an
+    interruption."""
     program = (
         "from schedbench.cli.app import console\nfrom schedbench.profiles.programs import watch\n"
         f"watch._ENDS_S = {patience}\nconsole()"
