@@ -38,7 +38,7 @@ SHORT = {
     "check": "--set requests=2 --quick",
     "sweep": "--set requests=2 --draws 0",
     "worth": "--set requests=2 --quick",
-    "onebatch": "--batch 1 --prompt 128",
+    "onebatch": "",
 }
 
 
