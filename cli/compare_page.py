@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from rich.table import Table
 from rich.text import Text
 
-from ..profiles.record.conclusion import listed, numbers
+from ..profiles.record.conclusion import listed, number_of, numbers
 from ..profiles.record.definitions import IDLE_NAMES
 from .charts import Chart, Point
 from .page import WIDE, Document, Page, framed, ordered_kinds, to_csv
@@ -79,7 +79,6 @@ def as_csv(document: Document) -> str:
 def setting(document: Document) -> str:
     """What kind of numbers these are, and the two sides."""
     label, found = document["labels"], document["comparison"]
-    kind = numbers(label, document["hardware"]["name"])
     a, b = found["baseline"], found["candidate"]
     own = [_own_commit(a), _own_commit(b)]
     both = [f"both {own[0].strip()}"] if own[0] and own[0] == own[1] else []
@@ -89,7 +88,7 @@ def setting(document: Document) -> str:
     ]
     partial = ["cancelled: partial"] if document["run"]["cancelled"] else []
     host = host_time(label, a["engine"], b["engine"])
-    return " · ".join((kind, *host, *sides, *both, *partial))
+    return " · ".join((numbers(label, document["hardware"]["name"]), *host, *sides, *both, *partial))
 
 
 def _program(side: Document, commit: str) -> str:
@@ -248,8 +247,8 @@ def lines(found: Document, *, most: int) -> Table:
     compared = _moves_joined(found["lines"])
     changed = [line for line in compared if line["a"] != line["b"] or "moved_from" in line]
     equal = len(compared) - len(changed)
-    which = "source line is" if equal == 1 else "source lines are"
-    caption = f"{equal} {'more ' if changed else ''}{which} the same on both sides; exact"
+    more = "more " * bool(changed)
+    caption = f"{number_of(equal, f'{more}source line is', f'{more}source lines are')} the same on both sides; exact"
     figures: Figures = {"A": lambda line: number(line["a"]), "B": lambda line: number(line["b"]), "Δ": _delta}
     if _worth_asked(found):
         caption += "; worth: of B's throughput against A's, each line alone, in the first seed"
@@ -291,7 +290,7 @@ def counts(found: Document) -> Table:
     changed = [count for count in known if count["change"] != "equal"]
     equal = len(known) - len(changed)
     headings = ("step kind", "stream", "count", ">A", ">B", "")
-    caption = f"{equal} more {'count is' if equal == 1 else 'counts are'} equal; exact"
+    caption = f"{number_of(equal, 'more count is', 'more counts are')} equal; exact"
     table = framed(_COUNTS, *headings, caption=caption)
     for count in changed:
         tallies = (_tally(count["a"]), _tally(count["b"]))

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar
 
 from ..profiles.measure.intervals import counted
-from ..profiles.record.conclusion import metric_value
+from ..profiles.record.conclusion import metric_value, number_of
 from ..profiles.record.recording import RecordedTimeline
 from .charts import Chart, Point
 from .page import Document, Drawn
@@ -149,5 +149,5 @@ def _ranges(result: Document) -> Chart:
         if value := metric_value(result, name):
             ends = {end: 100 * (extent[end] / value - 1) for end in ("low", "high")}
             points.append({"y": name, "x": 0.0, **ends})
-    title = f"ranges under {part['draws']} draw{'s' * (part['draws'] != 1)} of the hardware's constants"
+    title = f"ranges under {number_of(part['draws'], 'draw')} of the hardware's constants"
     return Chart(title, "interval", "% of the value", "", points)

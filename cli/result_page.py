@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from rich.table import Table
 from rich.text import Text
 
-from ..profiles.record.conclusion import conclusion, counted, engine_name, listed, numbers, timed_passes
+from ..profiles.record.conclusion import conclusion, engine_name, listed, number_of, numbers, timed_passes
 from . import result_tables
 from .page import Document, Lines, Page, to_csv
 from .pictures import place, run_charts
@@ -104,7 +104,7 @@ def headline(result: Document) -> list[Text]:
     statuses = Counter(request["status"] for request in result["requests"])
     ended = ", ".join(f"{n} {status}" for status, n in sorted(statuses.items()))
     shortfalls = "".join(f"; {shortfall}" for shortfall in _shortfalls(result))
-    lines.append(Text(f"{counted(len(result['requests']), 'request')}: {ended or 'none'}{shortfalls}"))
+    lines.append(Text(f"{number_of(len(result['requests']), 'request')}: {ended or 'none'}{shortfalls}"))
     outputs = result["outputs"]
     tokens = outputs["digest"][:16] if outputs.get("digest") else f"{MISSING} {outputs['abstained']}"
     lines.append(Text(f"tokens {tokens}"))
@@ -167,19 +167,19 @@ def _shortfalls(result: Document) -> list[str]:
     short = requested is not None and workload["requests"] < requested
     words = [f"the trace has {number(workload['requests'])} of {number(requested)}"] if short else []
     if left_out := workload.get("left_out"):
-        words.append(f"{counted(left_out, 'record')} without prompt or output left out")
+        words.append(f"{number_of(left_out, 'record')} without prompt or output left out")
     return words + ([f"{number(workload['clipped'])} clipped to the context"] if workload["clipped"] else [])
 
 
 def _capture_notes(result: Document) -> list[Text]:
     """What the capture lacks: these lines stand before its numbers."""
     capture = result["environment"]["capture"]
-    lines = [f"{counted(capture['steps'], 'step')}, ranges as in the map {capture['map']}"] * bool(
+    lines = [f"{number_of(capture['steps'], 'step')}, ranges as in the map {capture['map']}"] * bool(
         capture["steps"]
     )
     lines += [f"! {note}" for note in capture["notes"]]
     if warnings := capture.get("warnings_of_the_tool"):
-        lines.append(f"! the tool warned {counted(warnings, 'time')} while it recorded")
+        lines.append(f"! the tool warned {number_of(warnings, 'time')} while it recorded")
     if capture.get("overhead_of_the_tool_us"):
         lines.append(f"! of the time, the tool itself took {number(capture['overhead_of_the_tool_us'])} µs")
     return [Text(line) for line in lines]

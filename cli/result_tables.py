@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, get_args
 from rich.table import Table
 from rich.text import Text
 
-from ..profiles.record.conclusion import counted, idle_parts, metric_value
+from ..profiles.record.conclusion import idle_parts, metric_value, number_of
 from ..profiles.record.definitions import DEFINITIONS, IDLE_NAMES, IDLE_PARTS, ReportTable, shown_in
 from ..profiles.record.result import PROGRAM
 from ..scenarios.schema import Stream
@@ -153,7 +153,7 @@ def drawn_ranges(result: Document) -> Table:
     """The extremes of the headline figures under draws of the hardware's constants."""
     part = result["ranges"]
     table = framed(
-        f"ranges under {counted(part['draws'], 'draw')} of the hardware's constants",
+        f"ranges under {number_of(part['draws'], 'draw')} of the hardware's constants",
         *("metric", "unit", ">value", ">low", ">high", "follows"),
         caption="means over requests or steps; the constant that each follows most, with their rank correlation",
     )
@@ -328,7 +328,7 @@ def budget(breaches: Sequence[Breach]) -> Iterator[Text]:
     for breach in breaches:
         yield Text(
             f"✗ {breach.kind} {breach.stream} {breach.counter}: {number(breach.seen)} in the worst step, "
-            f"{number(breach.allowed)} allowed ({counted(breach.steps_with, 'step')} had any)"
+            f"{number(breach.allowed)} allowed ({number_of(breach.steps_with, 'step')} had any)"
         )
         for offender in breach.offenders:
             site, where = offender.site, offender.range or "unknown line"

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..profiles.measure.steps import is_iteration
-from ..profiles.record.conclusion import counted
+from ..profiles.record.conclusion import number_of
 from ..profiles.record.result import PROGRAM, CopyRow
 from .console import PrintableConsole
 from .page import WIDE, Document, Lines, folded_paths, framed, ordered_kinds
@@ -107,7 +107,7 @@ def _lines(
     """A table whose first two columns are a source line and what it did."""
     hidden = len(rows) - lines
     caption = "" if rows or result["per_step"] else "no step was recorded"
-    caption = f"and {counted(hidden, 'more line')}" if hidden > 0 else caption
+    caption = f"and {number_of(hidden, 'more line')}" if hidden > 0 else caption
     headings = ("~source line", "~what", *(f">{figure}" for figure in figures))
     return framed(title, *headings, caption=caption, no_wrap=True, tight=tight)
 

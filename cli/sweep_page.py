@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
-from ..profiles.record.conclusion import counted, numbers
+from ..profiles.record.conclusion import number_of, numbers
 from ..profiles.sweeps.conclusion import SEEDS, beyond
 from ..scenarios.overrides import as_numbers
 from .charts import Chart, ChartKind, Point
@@ -96,7 +96,7 @@ def _list(document: Document, most: int | None) -> Table:
     """The first axis varies fastest, so that a change of sign lies between neighbouring rows."""
     figures = [">Δ %", "break-even"] if _compares(document) else [f">{document['sweep']['unit'] or ''}"]
     hidden = len(document["cells"]) - most if most is not None else 0
-    caption = f"and {counted(hidden, 'more cell')} with --all" if hidden > 0 else ""
+    caption = f"and {number_of(hidden, 'more cell')} with --all" if hidden > 0 else ""
     found = framed("", *_keys(document), *figures, caption=caption)
     order = [axis["values"] for axis in document["sweep"]["axes"]]
     cells = sorted(

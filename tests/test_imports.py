@@ -102,6 +102,11 @@ def test_a_run_without_values_imports_nothing_that_it_has_no_use_for() -> None:
     assert done.stderr.strip() == "[]"
 
 
+def printed(program: str) -> str:
+    """What a program prints in a process of its own."""
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+
 @pytest.mark.parametrize(
     ("statements", "heavy"),
     [
@@ -119,8 +124,7 @@ def test_a_run_without_values_imports_nothing_that_it_has_no_use_for() -> None:
 )
 def test_a_first_import_loads_nothing_heavy(statements: str, heavy: tuple[str, ...]) -> None:
     program = f"import sys; {statements}; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    assert printed(program) == "[]\n"
 
 
 def test_listing_engines_names_the_packages_of_the_adapters() -> None:
@@ -135,8 +139,8 @@ def test_a_run_after_a_list_loads_the_modules_that_the_list_has_not_loaded() -> 
         "app(['list', 'relays'], standalone_mode=False); print(len(vars(sys.modules['torch'])) < 20)\n"
         "app(['run', 'start', '--set', 'workload.requests=2'], standalone_mode=False)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "\nTrue\n" in done.stdout and "\nstart" in done.stdout
+    said = printed(program)
+    assert "\nTrue\n" in said and "\nstart" in said
 
 
 @pytest.mark.wide
@@ -150,8 +154,7 @@ def test_collections_are_rare_while_a_process_of_the_command_line_imports() -> N
         "between_runs(); print(imported > 100_000, gc.get_freeze_count() >= imported + 1000)\n"
         "print(gc.get_stats()[2]['collected'] > collected, is_frozen())"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["0", "False", "True", "True", "True", "True"]
+    assert printed(program).split() == ["0", "False", "True", "True", "True", "True"]
 
 
 @pytest.mark.wide
@@ -161,5 +164,4 @@ def test_garbage_is_collected_in_the_process_of_a_rank() -> None:
         "processes.end_with_parent = lambda: None; processes._run_rank = lambda *_: print(gc.isenabled())\n"
         "processes._run_child(None, None, SimpleNamespace(release=int))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "True\n"
+    assert printed(program) == "True\n"

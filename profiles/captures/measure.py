@@ -32,7 +32,7 @@ from ..measure.metrics import (
 )
 from ..measure.steps import WITHOUT_LAUNCH
 from ..measure.waiting import WaitingSink
-from ..record.conclusion import counted
+from ..record.conclusion import number_of
 from ..record.environment import tool
 from ..record.provenance import HardwarePart, Labels, RelayPart, RunPart, ScenarioPart
 from ..record.result import Abstained, CopyRow, Hazards, KindCounts, Result, SyncRow, canonical
@@ -83,7 +83,7 @@ def reading(capture: ProfilerCapture, meaning: RangeMap) -> CaptureReading:
         ]
     notes = [*capture.missing, *_remarks(steps, joined, meaning, others=others, elsewhere=elsewhere)]
     if left_out:
-        notes.append(f"left out: {counted(left_out, 'operation')} of GPUs that only other threads use")
+        notes.append(f"left out: {number_of(left_out, 'operation')} of GPUs that only other threads use")
     unfit = None if window.ops else "no GPU activity in the capture"
     return CaptureReading(window, (), roles, steps, tuple(notes), unfit)
 
@@ -218,27 +218,27 @@ def _remarks(
     if not steps.launches:
         yield "no range of the map launches a step: counts are of the whole capture"
     if steps.unknown_kinds:
-        yield f"{counted(steps.unknown_kinds, 'step has', 'steps have')} no range for their kind"
+        yield f"{number_of(steps.unknown_kinds, 'step has', 'steps have')} no range for their kind"
     if steps.unseen:
-        yield f"{counted(steps.unseen, 'result')} of steps that were launched before the capture began"
+        yield f"{number_of(steps.unseen, 'result')} of steps that were launched before the capture began"
     if others:
-        yield f"{counted(others, 'more thread launches', 'more threads launch')} steps: only the busiest is counted"
+        yield f"{number_of(others, 'more thread launches', 'more threads launch')} steps: only the busiest is counted"
     if elsewhere:
         yield "calls and ranges number their threads differently: the busiest thread's calls were taken"
     if joined.window.ops and not meaning.tells_idle:
         yield "the map has no ranges for time without work: such time counts as host late"
     if (lost := joined.notes["operations_without_call"]) and joined.notes["calls"]:
-        yield f"{counted(lost, 'operation has', 'operations have')} no call, hence no step"
+        yield f"{number_of(lost, 'operation has', 'operations have')} no call, hence no step"
     gpu = [row for row in joined.rows if row.category in GPU]
     if uncounted := sum(op_kind(row) is None for row in gpu):
-        yield f"{counted(uncounted, 'copy is', 'copies are')} not counted: neither h2d, d2h nor d2d, or not known"
+        yield f"{number_of(uncounted, 'copy is', 'copies are')} not counted: neither h2d, d2h nor d2d, or not known"
     if (devices := len({row.device for row in gpu} - {-1})) > 1:
         yield f"operations of {devices} GPUs: their streams with one number count as one stream"
     others_calls = {
         row.correlation for row in joined.rows if row.category in API and row.thread not in joined.threads
     }
     if theirs := sum(row.correlation in others_calls for row in gpu):
-        yield f"{counted(theirs, 'operation was', 'operations were')} launched by other threads, in no step"
+        yield f"{number_of(theirs, 'operation was', 'operations were')} launched by other threads, in no step"
 
 
 def _environment(capture: ProfilerCapture, meaning: RangeMap, found: CaptureReading) -> dict[str, Any]:

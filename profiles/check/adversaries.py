@@ -11,7 +11,7 @@ from ..judge.effects import value_of
 from ..platform.pool import MapFunction
 from ..platform.resolve import Resolved
 from ..ranks.execute import Options
-from ..record.conclusion import counted
+from ..record.conclusion import number_of
 from ..record.result import Abstained, Hazards, Result
 from ..run.crash import Crash
 from ..vgpu.adversary.executor import POISONED
@@ -110,4 +110,4 @@ def _drafts_apart(found: Result, expected: Result) -> Iterator[Evidence]:
 def _counted(chosen: Sequence[int]) -> str:
     strategies = sum(seed < len(STRATEGIES) for seed in chosen)
     counts = (strategies, "strategy", "strategies"), (len(chosen) - strategies, "random order", "")
-    return " and ".join(counted(count, one, more) for count, one, more in counts if count)
+    return " and ".join(number_of(count, one, more) for count, one, more in counts if count)

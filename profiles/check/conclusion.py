@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..record.conclusion import counted, engine_name, listed
+from ..record.conclusion import engine_name, listed, number_of
 
 Document = dict[str, Any]
 
@@ -66,7 +66,7 @@ def _of_reports(content: Document) -> str:
 def _known(report: Document) -> str:
     """What the source has that an engine was checked against; documents before version 1.3 do not say so."""
     counts = {check["name"]: len(check.get("known", ())) for check in report["checks"]}
-    known = [f"{counted(count, 'finding')} of {name}" for name, count in counts.items() if count]
+    known = [f"{number_of(count, 'finding')} of {name}" for name, count in counts.items() if count]
     return f"; known from {report['against']}: {', '.join(known)}" if known else ""
 
 

@@ -21,7 +21,7 @@ from ..platform.engine_choice import EngineChoice
 from ..platform.pool import MapFunction, pays_from, prepare_pool, spread
 from ..platform.resolve import Resolved, row_mode, speculation
 from ..ranks.execute import Options
-from ..record.conclusion import counted
+from ..record.conclusion import number_of
 from ..record.result import Abstained, HazardFinding, Hazards, Result
 from ..run.crash import Crash
 from ..run.machines import DeviceChoice
@@ -167,7 +167,7 @@ def run_ended(result: Result | Crash, *, scripted: bool = False) -> Check:
     rows = (row for row in requests if row.status == "failed")
     failed = [Evidence(f"request {row.id} failed: {in_brief(row.reason)}") for row in rows]
     failed += [Evidence(result.run.leak)] if result.run.leak else []
-    ends = f"{counted(len(requests), 'request')} ended"
+    ends = f"{number_of(len(requests), 'request')} ended"
     wrong = [Evidence(f"did not happen: {entry}") for entry in result.run.missed]
     if not scripted:
         return verdict("run", failed + wrong, about=ends)
@@ -242,7 +242,7 @@ def require_tested(report: Report, kinds: Collection[str]) -> None:
 def _breach(breach: Breach) -> Evidence:
     where = f"{breach.kind}.{breach.stream}.{breach.counter}"
     lines = ", ".join(_offender(offender) for offender in breach.offenders)
-    had = counted(breach.steps_with, "step")
+    had = number_of(breach.steps_with, "step")
     says = f"{where}: {breach.seen} in the worst step, {breach.allowed} allowed; {had} had any"
     sites = tuple(offender.site for offender in breach.offenders if offender.site is not None)
     return Evidence(f"{says}{': ' if lines else ''}{lines}", sites)
@@ -250,7 +250,7 @@ def _breach(breach: Breach) -> Evidence:
 
 def _offender(offender: Offender) -> str:
     where = f"{offender.site.file}:{offender.site.line}" if offender.site else "an unknown line"
-    return f"{counted(offender.times, 'time')} at {where} ({offender.range})"
+    return f"{number_of(offender.times, 'time')} at {where} ({offender.range})"
 
 
 # The checks of our own scheduler only, and why.

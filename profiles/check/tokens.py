@@ -15,6 +15,7 @@ from ..judge.effects import value_of
 from ..judge.likeness import other_ends, token_differences, value_differences
 from ..platform.resolve import Resolved, speculation
 from ..ranks.execute import Options
+from ..record.conclusion import number_of
 from ..record.result import Abstained, RequestRow, Result
 from ..run.crash import Crash
 from .report import Check, Evidence, skipped, verdict
@@ -53,8 +54,7 @@ def alike(name: str, result: Result, reference: Result | Crash, about: str) -> C
     if reference.run.leak and not result.run.leak:
         return Check(name, "failed", "the reference leaks", (Evidence(reference.run.leak),))
     found = list(differences(result, reference))
-    some = f"{len(result.requests)} request{'s' * (len(result.requests) != 1)}"
-    return verdict(name, found, about=f"{about}, for {some}")
+    return verdict(name, found, about=f"{about}, for {number_of(len(result.requests), 'request')}")
 
 
 def reference_question(resolved: Resolved) -> Resolved:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any, Final
 
-from ..record.conclusion import attributed, counted, listed, numbers
+from ..record.conclusion import attributed, listed, number_of, numbers
 from ..record.result import STREAM_WAIT, Abstained
 from .compare import INTEREST, Comparison, same_times, shows_change
 from .effects import ADDABLE
@@ -95,9 +95,9 @@ def _setting(found: Comparison) -> str:
     result = found.trials.a[0].result
     n = len(found.trials.a)
     runs = {
-        "seeds": "one run" if found.trials.one_run else counted(n, "seed"),
-        "blocks": f"{counted(n, 'pair')}, {counted(n // 2, 'seed')}",
-        "stored": f"{n} and {counted(len(found.trials.b), 'stored run')}, drift between them counts",
+        "seeds": "one run" if found.trials.one_run else number_of(n, "seed"),
+        "blocks": f"{number_of(n, 'pair')}, {number_of(n // 2, 'seed')}",
+        "stored": f"{n} and {number_of(len(found.trials.b), 'stored run')}, drift between them counts",
     }
     kind = numbers(result.labels.model_dump(), result.hardware.name)
     name = result.scenario.expanded.get("name", "a scenario")

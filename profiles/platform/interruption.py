@@ -7,7 +7,8 @@ import sys
 import threading
 from collections.abc import Callable
 
-_start = threading.Thread.start  # while a program runs, its threads look up their source lines
+# ``watch`` replaces Thread.start while a program runs. The timer below is not a thread of that program.
+_start = threading.Thread.start
 
 
 def send_again(number: int) -> None:
@@ -23,7 +24,9 @@ def sending_lost(number: Callable[[], int]) -> Callable[[sys.UnraisableHookArgs]
     report = sys.unraisablehook
 
     def lost(what: sys.UnraisableHookArgs) -> None:
-        is_interrupt = issubclass(what.exc_type, KeyboardInterrupt) and number()
-        send_again(number()) if is_interrupt else report(what)
+        if issubclass(what.exc_type, KeyboardInterrupt) and number():
+            send_again(number())
+        else:
+            report(what)
 
     return lost

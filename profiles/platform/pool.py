@@ -324,7 +324,12 @@ def end_with_parent() -> None:
     thread waits for the end of a pipe whose other end only the parent has open."""
     parent = parent_process()
     assert parent is not None
-    threading.Thread(target=lambda: (connection.wait([parent.sentinel]), os._exit(1)), daemon=True).start()
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end_with_parent", daemon=True).start()
 
 
 def _at_once() -> int:

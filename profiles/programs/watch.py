@@ -300,7 +300,12 @@ def _end_with_reader(number: int) -> None:
     """Make this process exit as soon as the reader of that pipe has ended for any reason."""
     ends = select.poll()
     ends.register(number, 0)  # the end of the reader is always reported
-    threading.Thread(target=lambda: (ends.poll(), os._exit(1)), daemon=True).start()
+
+    def wait_for_end() -> None:
+        ends.poll()
+        os._exit(1)
+
+    threading.Thread(target=wait_for_end, name="end_with_reader", daemon=True).start()
 
 
 def _from_script(frames: TracebackType | None, script: str) -> TracebackType | None:

@@ -286,7 +286,8 @@ def _children(
     try:
         yield processes, ready
     finally:
-        for end in (BaseProcess.terminate, BaseProcess.kill):  # of which a stopped process handles the latter
+        # A process that is stopped, or hangs in native code, handles no signal but that of kill.
+        for end in (BaseProcess.terminate, BaseProcess.kill):
             _join(processes)
             for process in processes:
                 end(process)

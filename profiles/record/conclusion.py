@@ -68,7 +68,7 @@ def listed(names: Sequence[str], most: int, *, between: str = ", ") -> str:
     return between.join(names[:most]) + more
 
 
-def counted(count: int, one: str, more: str = "") -> str:
+def number_of(count: int, one: str, more: str = "") -> str:
     """The count and its noun; ``more`` is another plural than that with an s."""
     return f"{count:,} {one if count == 1 else more or f'{one}s'}"
 
@@ -121,7 +121,7 @@ def _waited(result: Document) -> str:
     line = _place(worst["site"]) if worst["site"] else "an unknown line"
     said = numbers(result["labels"], result["hardware"]["name"])
     return (
-        f"the host waited {_number(total)} µs for the device ({said}), in {counted(calls, 'call')}; "
+        f"the host waited {_number(total)} µs for the device ({said}), in {number_of(calls, 'call')}; "
         f"{_share(worst['host_us'] / total)} at {line}"
     )
 
@@ -150,8 +150,8 @@ def _without_times(result: Document) -> Iterator[str]:
     steps = sum(counts["steps"] for kind, counts in kinds if "." not in kind)
     ranks = f" of {len(result['ranks'])} ranks" if result.get("ranks") else ""
     requests = Counter(request["status"] for request in result["requests"])
-    ended = "".join(f"{counted(count, 'request')} {status}, " for status, count in sorted(requests.items()))
-    yield f"{ended}{counted(steps, 'step')}{ranks}; no times: {result['idle'].get('abstained', 'nothing was timed')}"
+    ended = "".join(f"{number_of(count, 'request')} {status}, " for status, count in sorted(requests.items()))
+    yield f"{ended}{number_of(steps, 'step')}{ranks}; no times: {result['idle'].get('abstained', 'nothing was timed')}"
 
 
 def _throughput(result: Document) -> Iterator[str]:

@@ -25,7 +25,7 @@ from ...sched.memory.allocation import release_kv_cache
 from ...sched.request import Request
 from ..platform.machine import Machine
 from ..platform.resolve import Resolved
-from ..record.conclusion import counted, numbers
+from ..record.conclusion import number_of, numbers
 from ..record.environment import environment, tool
 from ..record.result import digest
 from .crash import broken_on_purpose, exits_are_crashes
@@ -124,7 +124,7 @@ def too_large(resolved: Resolved, shape: BatchShape) -> str:
     """Why the batch cannot run, of which ``resolved`` is the scenario by ``one_batch``; empty if it can."""
     workload, page = measured_workload(resolved), resolved.scenario.engine.page_size
     if workload.achieved.clipped:
-        return f"prompt and {counted(shape.output, 'token')} exceed the context of {resolved.model.max_positions}"
+        return f"prompt and {number_of(shape.output, 'token')} exceed the context of {resolved.model.max_positions}"
     lengths = [len(req.origin_input_ids) + shape.output for req in workload.upcoming()]
     needed = sum(-(-length // page) * page for length in lengths)
     if needed > resolved.scenario.engine.kv_tokens // page * page:
@@ -254,6 +254,6 @@ def conclusion(points: Sequence[Document], machine: Document) -> str:
     said = []
     for point in ends:
         decode = "" if point["decode_ms"] is None else f", a decode {point['decode_ms']:.3g} ms"
-        size = f"{point['batch']} x {counted(point['prompt'], 'prompt token')}"
+        size = f"{point['batch']} x {number_of(point['prompt'], 'prompt token')}"
         said.append(f"a prefill takes {point['prefill_ms']:.3g} ms{decode} for {size}")
     return f"{'; '.join(said)} ({numbers(machine['labels'], machine['hardware']['name'])})." if said else ""

@@ -18,6 +18,7 @@ from ...sched.model.tags import TagPool, audit
 from ...sched.observe import NO_STEP, SLEEP, Clock, Observer, StepInfo, StepKind
 from ...sched.request import Request
 from ..measure.collector import LookupCount
+from ..record.conclusion import number_of
 from ..record.provenance import RelayPart
 from .compose import Guard
 from .compose import SystemParts as SystemParts
@@ -261,6 +262,6 @@ class ProgressWatch(Observer):
             raise NoProgressError(
                 f"{NO_PROGRESS}: since step {self._since} the loop took {self._turns} turns with"
                 f" {self._steps} steps, and none of {len(found)} unfinished requests got a token ({first.id} is"
-                f" {first.status.value}, with {len(first.output_ids)} token{'s' * (len(first.output_ids) != 1)})"
+                f" {first.status.value}, with {number_of(len(first.output_ids), 'token')})"
             )
         self._advance(tokens)  # a data-parallel rank without requests takes part in the others' steps

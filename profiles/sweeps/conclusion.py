@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from ..record.conclusion import attributed, counted, listed, metric_value, numbers
+from ..record.conclusion import attributed, listed, metric_value, number_of, numbers
 
 Document = dict[str, Any]
 
@@ -24,7 +24,7 @@ def sweep_conclusion(document: Document) -> str:
     cells = [cell for cell in document["cells"] if cell["values"]]
     labels, names = document["labels"], " and ".join(document["hardware"])
     said = f"{numbers(labels, names)}, {SEEDS}" if labels else SEEDS
-    partial = f"; partial: {counted(len(cells), 'cell')}" if document["run"]["cancelled"] else ""
+    partial = f"; partial: {number_of(len(cells), 'cell')}" if document["run"]["cancelled"] else ""
     found = "no cell of the sweep has a value"
     if cells:
         found = _effects(document) if len(sweep["sides"]) == 2 else _extremes(document, cells)
@@ -36,7 +36,7 @@ def _effects(document: Document) -> str:
     a, b = (side["label"] for side in document["sweep"]["sides"])
     tones = Counter(cell["candidate"] or _UNJUDGED[cell["tokens"] == "different"] for cell in cells)
     words = [f"{tones[tone]} {tone}" for tone in ("better", "worse", "no change", *_UNJUDGED) if tones[tone]]
-    said = f"{b} against {a} in {counted(len(cells), 'cell')}: {', '.join(words)}"
+    said = f"{b} against {a} in {number_of(len(cells), 'cell')}: {', '.join(words)}"
     judged = [cell for cell in cells if cell["candidate"] and cell["delta_pct"] is not None]
     if not judged:
         return said
@@ -104,7 +104,7 @@ def ladder_conclusion(ladder: Document) -> str:
     the user interrupted the runs."""
     runs = [rung["result"]["run"] for rung in ladder["rungs"]]
     if any(run["cancelled"] or run.get("further_cancelled") for run in runs):
-        whole = counted(sum(not run["cancelled"] for run in runs), "relay")
+        whole = number_of(sum(not run["cancelled"] for run in runs), "relay")
         return f"interrupted after {whole}, no conclusion."
     agree = ladder["ladder"]["tokens_agree"]
     tokens = (
@@ -114,7 +114,7 @@ def ladder_conclusion(ladder: Document) -> str:
     values = [metric_value(rung["result"], "output_throughput") for rung in rungs]
     timed = [(number, value) for number, value in enumerate(values) if value]
     if len(timed) < 2:
-        return f"{counted(len(values), 'relay')}, no times to compare; {tokens}."
+        return f"{number_of(len(values), 'relay')}, no times to compare; {tokens}."
     (first, a), (last, b) = timed[0], timed[-1]
     ends = f"{labels[last]} gives {100 * (b / a - 1):+.2f} % output throughput against {labels[first]}"
     kind = numbers(rungs[0]["result"]["labels"], rungs[0]["result"]["hardware"]["name"])

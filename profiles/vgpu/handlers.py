@@ -62,9 +62,8 @@ class OpHandlers(dict[int, Handler]):
     def _built(self, func: torch._ops.OpOverload) -> Handler:
         key = composition(func)
         if key is not None:
-            return lambda args, kwargs: func._op_dk(
-                key, *args, **kwargs
-            )  # the ops that define it are dispatched
+            # Each of the ops by which torch defines this one is dispatched.
+            return lambda args, kwargs: func._op_dk(key, *args, **kwargs)
         chosen = self._choose(func)
         handler = chosen if self._decorate is None else self._decorate(func, chosen)
         return _list_copy(self.copies, handler) if func is torch.ops.aten._foreach_copy_.default else handler
